@@ -1,0 +1,130 @@
+"""What an evaluated round says, with a model whose answers are known."""
+
+import json
+
+import pytest
+import torch
+
+from fedbnn.errors import ConfigError
+from fedbnn.evaluation import Evaluation, begun, evaluate_round
+from fedbnn.judging import judge
+
+
+def confused(truth: str, column: str) -> float:
+    """Always answers the last class: right about that class, wrong about all others."""
+    return 5.0 * (column == "toy/3")
+
+
+def test_a_perfect_model_is_right_in_both_regimes(stream, predictor) -> None:
+    line = evaluate_round(predictor(stream.classes[:4]), stream, 4, Evaluation())
+    assert line["fon"] == {"task_aware": 100.0, "class_agnostic": 100.0}
+    assert [None if task is None else task["class_agnostic"]["accuracy"] for task in line["tasks"]] == [100.0, 100.0, None]
+    assert line["tasks"][0]["chance"] == {"task_aware": 50.0, "class_agnostic": 25.0}
+    assert line["tasks"][0]["images"] == 40
+    assert line["seen_classes"] == 4
+
+
+def test_the_regimes_differ_when_a_model_only_knows_the_new_task(stream, predictor) -> None:
+    def newest(truth: str, column: str) -> float:
+        return 9.0 * (column in stream.tasks[1].classes) + 5.0 * (truth == column)
+
+    old, new, _ = evaluate_round(predictor(stream.classes[:4], newest), stream, 4, Evaluation())["tasks"]
+    assert (old["task_aware"]["accuracy"], old["class_agnostic"]["accuracy"]) == (100.0, 0.0)
+    assert new["class_agnostic"]["accuracy"] == 100.0
+
+
+def test_probabilities_are_averaged_and_not_scores(stream, predictor) -> None:
+    """Two samples sure of A by 2 against one sure of B by 9: the mean score says B, the mean probability A."""
+
+    class Divided(predictor):
+        def scores(self, images):
+            one = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 9.0]])
+            return one[:, None, :].expand(3, len(images), 2)
+
+    line = evaluate_round(Divided(stream.classes[:2]), stream, 2, Evaluation())
+    judged = judge(Divided(stream.classes[:2]), stream.test(0), stream.tasks[0], 7)
+    expected = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 9.0]]).softmax(-1).mean(0)
+    assert torch.allclose(judged.class_agnostic, expected.expand(40, 2))
+    assert line["tasks"][0]["task_aware"]["accuracy"] == 50.0
+    assert (judged.class_agnostic.argmax(-1) == 0).all()
+
+
+def test_the_size_of_the_chunks_changes_nothing(stream, predictor) -> None:
+    def messy(truth: str, column: str) -> float:
+        return float(torch.tensor(float(hash((truth, column)) % 97)).sin())
+
+    lines = [evaluate_round(predictor(stream.classes[:4], messy), stream, 4, Evaluation(batch_size=size)) for size in (3, 500)]
+    assert lines[0] == lines[1]
+
+
+def test_every_image_passes_the_model_once(stream, predictor) -> None:
+    model = predictor(stream.classes[:2])
+    evaluate_round(model, stream, 2, Evaluation(images=10, novelty_images=5, batch_size=8))
+    assert sum(model.calls) == 10 + 40 + 2 * 5
+    assert max(model.calls) <= 8
+
+
+def test_a_mixture_is_judged_image_by_image_in_its_own_task(gradual_stream, predictor) -> None:
+    line = evaluate_round(predictor(gradual_stream.classes[:4], confused), gradual_stream, 2, Evaluation())
+    assert line["fon"]["class_agnostic"] == pytest.approx(100 * 5 / 40)
+    assert line["fon"]["task_aware"] == pytest.approx(100 * (15 + 5) / 40)
+
+
+def test_a_class_without_a_row_can_never_be_right(stream, predictor) -> None:
+    line = evaluate_round(predictor(stream.classes[:1]), stream, 2, Evaluation())
+    assert line["tasks"][0]["task_aware"]["accuracy"] == 50.0
+    assert line["fon"]["class_agnostic"] == 50.0
+    assert line["tasks"][0]["chance"]["task_aware"] == 50.0
+
+
+def test_a_model_without_any_row_still_gets_a_line(stream, predictor) -> None:
+    line = evaluate_round(predictor(()), stream, 2, Evaluation())
+    assert line["tasks"][0]["class_agnostic"]["accuracy"] == 0.0
+    assert line["seen_classes"] == 0
+    assert line["novelty"] is None
+
+
+def test_unseen_classes_are_found_strange_by_a_model_that_is_unsure_of_them(stream, predictor) -> None:
+    seen = stream.classes[:2]
+    line = evaluate_round(predictor(seen), stream, 2, Evaluation())
+    assert line["novelty"]["entropy"] == 1.0
+    assert line["novelty"]["mutual_information"] == 0.5
+    last = evaluate_round(predictor(stream.classes), stream, 6, Evaluation())
+    assert last["novelty"] is None
+
+
+def test_histograms_and_bins_count_every_image(stream, predictor) -> None:
+    line = evaluate_round(predictor(stream.classes[:2]), stream, 2, Evaluation(novelty_images=7))
+    parts = line["diagnostics"]
+    assert sum(parts["uncertainty"]["entropy"]["seen"]) == 40
+    assert sum(parts["uncertainty"]["entropy"]["unseen"]) == 2 * 7
+    assert len(parts["uncertainty"]["entropy"]["edges"]) == 31
+    assert sum(parts["reliability"]["task_aware"]["images"]) == 40
+
+
+def test_between_evaluations_the_line_is_empty(stream, predictor) -> None:
+    line = evaluate_round(predictor(stream.classes[:2]), stream, 1, Evaluation(every=5))
+    assert line == {"fon": None, "tasks": [None] * 3, "novelty": None, "diagnostics": None, "seen_classes": 2}
+
+
+@pytest.mark.parametrize(("round", "now", "full"), [(1, False, False), (2, True, True), (3, True, True), (5, False, False), (6, True, True)])
+def test_task_ends_and_the_last_round_are_always_evaluated(stream, round, now, full) -> None:
+    settings = Evaluation(every=3, tasks_every=3)
+    assert settings.now(round, stream) is now
+    assert settings.full(round, stream) is full
+
+
+def test_a_task_has_begun_once_any_client_had_it(gradual_stream) -> None:
+    assert begun(gradual_stream, 1) == [True, False, False]
+    assert begun(gradual_stream, 2) == [True, True, False]
+
+
+def test_a_line_is_json(stream, predictor) -> None:
+    line = evaluate_round(predictor(stream.classes[:2]), stream, 2, Evaluation())
+    assert json.loads(json.dumps(line, allow_nan=False)) == line
+
+
+@pytest.mark.parametrize("key", ["every", "images", "tasks_every", "batch_size", "samples", "novelty_images"])
+def test_impossible_settings_are_named(key) -> None:
+    with pytest.raises(ConfigError, match=rf"evaluate\.{key} is -1"):
+        Evaluation(**{key: -1})
