@@ -1,0 +1,15 @@
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real images named by FEDBNN_DATA; the test is skipped, with the reason, where there is none."""
+    folder = os.environ.get("FEDBNN_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("FEDBNN_DATA names no folder of real images")
+    return Path(folder)
