@@ -1,0 +1,5 @@
+"""Federated continual learning with variational Bayes."""
+
+from fedbnn import torchvision_ops as _torchvision_ops  # noqa: F401  (first: before anything imports torchvision)
+
+__version__ = "0.1.0"

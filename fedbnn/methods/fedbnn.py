@@ -1,0 +1,137 @@
+"""FedBNN (Yao et al., 2024), with our rulings where the paper is silent.
+
+    local    min_q  CE(q; D_k) + tau KL(q || q_0) / N          history-aware local inference, q_0 = last posterior
+    factor   l_k = q_k / q_0                                   likelihood extraction, in natural parameters
+    server   q = q_0 * prod_k l_k                              global knowledge integration; q is the next prior
+    state    none;  floats per weight: 2 down, 2 up
+
+The first `r_init` rounds are FedAvg on the same network (SNN initialisation); then means are the weights and scales
+the initial ones. Four folds, with L_k, e_k the natural parameters of client k and w_k = n_k / N (n_kc / N_c for the
+row of class c):
+
+    scaled    L = sum w_k L_k,                e = sum w_k e_k     each client scales its likelihood to the round
+    product   L = L_0 + rho sum (L_k - L_0),  e likewise          the paper's equation, with damping rho
+    moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
+    mean      m = sum w_k m_k,  log s = sum w_k log s_k
+
+With gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not counted for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbnn import folds, library
+from fedbnn.errors import ConfigError
+from fedbnn.gate import influence_of_factor
+from fedbnn.gaussian import Gaussian
+from fedbnn.layout import Layout
+from fedbnn.messages import Update
+from fedbnn.methods.base import Fold, Method, Spec
+from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
+from fedbnn.state import State
+
+
+@dataclass(frozen=True)
+class FedBNN(Method):
+    """Variational Bayes on every client, the product of their likelihoods on the server.
+
+    Args:
+        fold_by: how factors become the next posterior.
+        damping: factors are raised to this power before `product` multiplies them.
+        temperature: tau, the weight of the KL; 1 is full Bayes.
+        kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number of `weights`.
+        forgetting: gamma in (0, 1]; 1 never forgets.
+        scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
+        scale_constant: one initial scale for all weights.
+        scale_lr: learning rate of the log scales, as a multiple of that of the means.
+        mc_samples: draws of the weights per step.
+        flipout: decorrelate the draw over the images of a batch.
+        r_init: rounds of FedAvg before the conversion.
+        bayes_norm: whether scale and shift of norm layers have a posterior too.
+    """
+
+    formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
+
+    fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
+    damping: float = 1.0
+    temperature: float = 1e-3
+    kl_per: Literal["round", "client", "weights"] = "round"
+    forgetting: float = 1.0
+    scale_gain: float = 0.05
+    scale_constant: bool = False
+    scale_lr: float = 20.0
+    mc_samples: int = 1
+    flipout: bool = False
+    r_init: int = 3
+    bayes_norm: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.forgetting <= 1 or not 0 < self.damping <= 1:
+            raise ConfigError("forgetting and damping must be in (0, 1]", "method")
+        if min(self.scale_gain, self.scale_lr) <= 0 or self.temperature < 0 or self.mc_samples < 1 or self.r_init < 0:
+            raise ConfigError("scale_gain and scale_lr must be above 0, temperature and r_init not below 0, mc_samples at least 1", "method")
+
+    def row_scale(self, features: int) -> float:
+        """Initial scale of a library row of `features` weights and a bias."""
+        return self.scale_gain if self.scale_constant else self.scale_gain * (features + 1) ** -0.5
+
+    def initial(self, state: State, layout: Layout) -> dict[str, Tensor]:
+        """The scales of a posterior that has seen nothing."""
+        scales = {"trunk.scale": layout.initial_scale(self.scale_gain, self.scale_constant)}
+        if "rows" in state:
+            scales["rows.scale"] = torch.full_like(state["rows"], self.row_scale(state["rows"].shape[1] - 1))
+        return scales
+
+    def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
+        """Turn points into a posterior once the first `r_init` rounds are over; add rows for new classes."""
+        if round > self.r_init and not state.bayesian:
+            state = state.having(self.initial(state, layout))
+        return library.grow(state, classes, self.row_scale(state["rows"].shape[1] - 1)) if self.share == "global" else state
+
+    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
+        """Natural parameters of a factor for what is Bayesian, plain values for what stays a point."""
+        if not state.bayesian:
+            return super().expected(state, exchange, classes)
+        latent = len(state["trunk.scale"])
+        sizes = {"trunk.precision": latent, "trunk.info": latent, "points": len(state["trunk"]) - latent}
+        spec: Spec = {name: ((size,), torch.float32) for name, size in sizes.items()}
+        spec["buffers"] = (tuple(state["buffers"].shape), torch.float32)
+        return spec | self._rows(state, len(classes), "rows.precision", "rows.info")
+
+    def fold(self, state: State, exchange: str) -> Fold:
+        """FedAvg's fold in the first rounds, then the one chosen."""
+        if not state.bayesian:
+            return folds.PointFold(state)
+        return PosteriorFold(state, FOLDS[self.fold_by](self.damping))
+
+    def settle(self, state: State, layout: Layout) -> State:
+        """L <- L_init + gamma (L - L_init), with the mean kept."""
+        if not state.bayesian or self.forgetting == 1:
+            return state
+        first = {name: scale.double().pow(-2) for name, scale in self.initial(state, layout).items()}
+        now = {name: state[name].double().pow(-2) for name in first}
+        kept = {name: first[name] + self.forgetting * (now[name] - first[name]) for name in first}
+        return state.having({name: precision.rsqrt().float() for name, precision in kept.items()})
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """A factor must leave the client's own posterior a positive precision everywhere."""
+        if not state.bayesian:
+            return None
+        index = state.index(update.classes)
+        for site, scale in (("trunk", state["trunk.scale"]), ("rows", state["rows.scale"][index] if "rows" in state else None)):
+            change = update.tensors.get(f"{site}.precision")
+            if change is not None and scale is not None and bool((scale.double().pow(-2) + change.double() <= 0).any()):
+                return f"the precision of {site} is not positive"
+        return None
+
+    def influence(self, state: State, update: Update) -> float:
+        """The pull of the factor on the mean and on the precision, relative to the prior."""
+        if not state.bayesian:
+            return super().influence(state, update)
+        prior = Gaussian.from_moments(state["trunk"][: len(state["trunk.scale"])], state["trunk.scale"])
+        return influence_of_factor(prior.precision, prior.loc, update.tensors["trunk.precision"], update.tensors["trunk.info"])

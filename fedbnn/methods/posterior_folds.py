@@ -1,0 +1,190 @@
+"""Four ways to make one posterior of many, all as running sums in float64 (formulas in `fedbnn.methods.fedbnn`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedbnn import folds
+from fedbnn.gaussian import Gaussian
+from fedbnn.messages import Update
+from fedbnn.state import State
+
+Moments = tuple[Tensor, Tensor]
+
+
+class Rule(Protocol):
+    """A fold of Gaussians as two running sums: what to add for one client, and what the sums mean at the end."""
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+        """The two tensors of which the weighted sum is kept."""
+        ...
+
+    def weight(self, share: Tensor) -> Tensor:
+        """The weight of a client with this many images."""
+        ...
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+        """Location and scale, from the two sums and the sum of weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """L = sum w_k L_k, e = sum w_k e_k."""
+
+    damping: float = 1.0
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+        """The factor itself: sum w_k L_k = L_0 + sum w_k dL_k."""
+        return factor.precision, factor.info
+
+    def weight(self, share: Tensor) -> Tensor:
+        """n_k."""
+        return share
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+        """q_0 times the weighted geometric mean of the factors."""
+        folded = prior * Gaussian(first / total, second / total)
+        return folded.loc, folded.scale
+
+
+@dataclass(frozen=True)
+class Product:
+    """L = L_0 + rho sum dL_k, e likewise; a precision that would fall below a tenth of the prior's is lifted there."""
+
+    damping: float = 1.0
+    floor: float = 0.1
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+        """The damped factor."""
+        damped = factor**self.damping
+        return damped.precision, damped.info
+
+    def weight(self, share: Tensor) -> Tensor:
+        """Every client counts once: its factor already knows how many images it saw."""
+        return torch.ones_like(share)
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+        """q_0 times the product of the damped factors."""
+        folded = (prior * Gaussian(first, second)).positive(self.floor * prior.precision, prior.loc)
+        return folded.loc, folded.scale
+
+
+@dataclass(frozen=True)
+class MatchMoments:
+    """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
+
+    damping: float = 1.0
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+        """First and second moment about the prior mean, where the subtraction loses nothing."""
+        client = prior * factor
+        shift = client.loc - prior.loc
+        return shift, client.precision.reciprocal() + shift.square()
+
+    def weight(self, share: Tensor) -> Tensor:
+        """n_k."""
+        return share
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+        """Location and scale of the mixture."""
+        shift = first / total
+        return prior.loc + shift, (second / total - shift.square()).sqrt()
+
+
+@dataclass(frozen=True)
+class MeanOfParameters:
+    """m = sum w_k m_k, log s = sum w_k log s_k."""
+
+    damping: float = 1.0
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+        """Mean and logarithm of the scale."""
+        client = prior * factor
+        return client.loc, client.scale.log()
+
+    def weight(self, share: Tensor) -> Tensor:
+        """n_k."""
+        return share
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+        """The means of both."""
+        return first / total, (second / total).exp()
+
+
+FOLDS: Mapping[str, Callable[[float], Rule]] = {
+    "scaled": Scaled,
+    "product": Product,
+    "moments": MatchMoments,
+    "mean": MeanOfParameters,
+}
+
+
+class GaussianSums:
+    """The running sums of rows of weights, each row with its own weight; a trunk is one long row."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
+        self.loc, self.scale, self.rule = loc, scale, rule
+        self.prior = Gaussian.from_moments(loc, scale)
+        self.first = torch.zeros_like(self.prior.precision)
+        self.second = torch.zeros_like(self.first)
+        self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
+
+    def add(self, rows: Tensor, factor: Gaussian, shares: Tensor) -> None:
+        """Add one client's factors of these rows with these shares."""
+        first, second = self.rule.summands(self.prior[rows], factor)
+        weight = self.rule.weight(shares).view(-1, 1)
+        self.first[rows] += weight * first
+        self.second[rows] += weight * second
+        self.total[rows] += weight
+
+    def value(self) -> Moments:
+        """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
+        met = self.total[:, 0] > 0
+        loc, scale = self.loc.clone(), self.scale.clone()
+        new_loc, new_scale = self.rule.posterior(self.prior[met], self.first[met], self.second[met], self.total[met])
+        loc[met], scale[met] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
+        return loc, scale
+
+
+class PosteriorFold:
+    """Folds factors into the next posterior: the trunk by n_k, each row by n_kc, points and buffers by n_k."""
+
+    def __init__(self, state: State, rule: Rule) -> None:
+        self.state = state
+        self.latent = len(state["trunk.scale"])
+        self.trunk = GaussianSums(state["trunk"][None, : self.latent], state["trunk.scale"][None], rule)
+        self.points = folds.WeightedMean(state["trunk"][self.latent :])
+        self.buffers = folds.WeightedMean(state["buffers"])
+        self.rows = GaussianSums(state["rows"], state["rows.scale"], rule) if "rows.scale" in state else None
+        self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in, its factors raised to the power `trust`; a client without data is neutral."""
+        if not update.samples:
+            return
+        whole = torch.tensor([update.samples], dtype=torch.float64)
+        self.trunk.add(torch.tensor([0]), factor_of(update, "trunk")[None] ** trust, whole)
+        self.points.add(update.tensors["points"], update.samples)
+        self.buffers.add(update.tensors["buffers"], update.samples)
+        if self.rows is not None and update.counts:
+            index, counts = self.state.index(update.classes), folds.class_counts(update)
+            self.rows.add(index, factor_of(update, "rows") ** trust, counts)
+            self.samples[index] += counts
+
+    def close(self) -> State:
+        """The next posterior."""
+        loc, scale = self.trunk.value()
+        folded = {"trunk": torch.cat([loc[0], self.points.value()]), "trunk.scale": scale[0], "buffers": self.buffers.value()}
+        if self.rows is not None:
+            rows, row_scale = self.rows.value()
+            folded |= {"rows": rows, "rows.scale": row_scale, "rows.samples": self.state["rows.samples"] + self.samples}
+        return self.state.having(folded)
+
+
+def factor_of(update: Update, site: str) -> Gaussian:
+    """The likelihood factor of one site, as it was sent."""
+    return Gaussian(update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double())

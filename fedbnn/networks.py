@@ -1,0 +1,155 @@
+"""Plain networks: a trunk that turns images into features, and a linear classifier on top that returns logits.
+
+A trunk is an `nn.Module` built from the shape of the images; its `width` is the number of features.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedbnn.errors import ConfigError
+
+Shape = tuple[int, int, int]
+Norm = Literal["batch", "group"]
+
+
+def _norm(kind: Norm, channels: int) -> nn.Module:
+    """Batch norm, or group norm with 8 channels a group."""
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(max(1, channels // 8), channels)
+
+
+class MLP(nn.Module):
+    """Flattened pixels through fully connected ReLU layers."""
+
+    def __init__(self, image_shape: Shape, hidden: tuple[int, ...] = (100, 100)) -> None:
+        super().__init__()
+        sizes = (torch.Size(image_shape).numel(), *hidden)
+        layers = [part for pair in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(*pair), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Flatten(), *layers)
+        self.width = sizes[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch."""
+        features: Tensor = self.layers(images)
+        return features
+
+
+class LeNet(nn.Module):
+    """Two 5x5 convolutions (6 and 16 channels) with 2x2 pooling, then one fully connected layer."""
+
+    def __init__(self, image_shape: Shape, width: int = 200) -> None:
+        super().__init__()
+        channels, height, breadth = image_shape
+        rest = [((side - 4) // 2 - 4) // 2 for side in (height, breadth)]
+        if min(rest) < 1:
+            raise ConfigError(f"lenet needs images of at least 16x16, not {height}x{breadth}", "network.name", "use mlp")
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(16 * rest[0] * rest[1], width), nn.ReLU(),
+        )  # fmt: skip
+        self.width = width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch."""
+        features: Tensor = self.layers(images)
+        return features
+
+
+class _Residual(nn.Module):
+    """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), where the shortcut is a convolution if the shape changes."""
+
+    def __init__(self, inner: int, outer: int, stride: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inner, outer, 3, stride, 1, bias=False), _norm(norm, outer), nn.ReLU(),
+            nn.Conv2d(outer, outer, 3, 1, 1, bias=False), _norm(norm, outer),
+        )  # fmt: skip
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inner != outer:
+            convolution = nn.Conv2d(inner, outer, shortcut_kernel, stride, shortcut_kernel // 2, bias=False)
+            self.shortcut = nn.Sequential(convolution, _norm(norm, outer))
+        self.last: nn.Module = nn.ReLU() if last_relu else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of body and shortcut."""
+        out: Tensor = self.last(self.body(x) + self.shortcut(x))
+        return out
+
+
+def _stages(blocks: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> nn.Sequential:
+    """Four stages of 64, 128, 256, 512 channels with strides 1, 2, 2, 2."""
+    layers, inner = [], 64
+    for outer, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        for block in range(blocks):
+            layers.append(_Residual(inner, outer, stride if block == 0 else 1, norm, shortcut_kernel, last_relu))
+            inner = outer
+    return nn.Sequential(*layers)
+
+
+class PaperResNet(nn.Module):
+    """The paper's table, literally: 7x7 stem with stride 4, one residual layer a stage, 3x3 shortcuts, fc 1000."""
+
+    def __init__(self, image_shape: Shape, blocks_per_stage: int = 1, norm: Norm = "batch") -> None:
+        super().__init__()
+        stem = nn.Conv2d(image_shape[0], 64, 7, 4, 1, bias=False)
+        self.stem = nn.Sequential(stem, _norm(norm, 64), nn.ReLU(), nn.MaxPool2d(3, 1, 1))
+        self.stages = _stages(blocks_per_stage, norm, shortcut_kernel=3, last_relu=False)
+        sides = [_paper_side(side) for side in image_shape[1:]]
+        if min(sides) < 1:
+            raise ConfigError("paper_resnet needs images of at least 5x5", "network.name", "use mlp")
+        self.fc1 = nn.Sequential(nn.Flatten(), nn.Linear(512 * sides[0] * sides[1], 1000), nn.ReLU())
+        self.width = 1000
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch."""
+        features: Tensor = self.fc1(self.stages(self.stem(images)))
+        return features
+
+
+def _paper_side(side: int) -> int:
+    """Side of the last feature map: (side + 2 - 7) // 4 + 1 after the stem, then halved (rounded up) three times."""
+    side = (side - 5) // 4 + 1
+    for _ in range(3):
+        side = (side + 1) // 2
+    return side
+
+
+class CifarResNet18(nn.Module):
+    """ResNet-18 with a 3x3 stem and global average pooling: the network of the class-incremental literature."""
+
+    def __init__(self, image_shape: Shape, norm: Norm = "batch") -> None:
+        super().__init__()
+        stem = nn.Conv2d(image_shape[0], 64, 3, 1, 1, bias=False)
+        self.stem = nn.Sequential(stem, _norm(norm, 64), nn.ReLU())
+        self.stages = _stages(2, norm, shortcut_kernel=1, last_relu=True)
+        self.width = 512
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch."""
+        features: Tensor = self.stages(self.stem(images)).mean((-2, -1))
+        return features
+
+
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "mlp": MLP,
+    "lenet": LeNet,
+    "paper_resnet": PaperResNet,
+    "cifar_resnet18": CifarResNet18,
+}
+
+
+class Classifier(nn.Module):
+    """A trunk and one linear row per class; returns logits."""
+
+    def __init__(self, trunk: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(int(trunk.width), classes)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of a batch, one column per row of the head."""
+        logits: Tensor = self.head(self.trunk(images))
+        return logits

@@ -1,0 +1,29 @@
+"""Seeds are addresses: every random draw is named by (run seed, purpose, round, client), never by history.
+
+So nothing random is saved to resume a run, and it does not matter which process a client runs in.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def address(seed: int, *path: int | str) -> int:
+    """A 63-bit seed for the place `path` of the run with this `seed`; the same on every machine."""
+    text = "/".join(str(part) for part in (seed, *path))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@contextmanager
+def forked(seed: int) -> Iterator[None]:
+    """Draw from torch's generators seeded with `seed`, and leave them afterwards as they were found."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def generator(seed: int, *path: int | str) -> torch.Generator:
+    """A CPU generator of its own, seeded with the address `path`."""
+    return torch.Generator().manual_seed(address(seed, *path))

@@ -1,0 +1,67 @@
+"""Local training of weights that are points, from the state a client was sent to the tensors it answers with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbnn.layout import Layout
+from fedbnn.local import LocalTraining
+from fedbnn.methods import Method
+from fedbnn.methods.base import Assignment
+from fedbnn.networks import Classifier
+from fedbnn.state import State
+from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
+from lightning_modules.point_client import PointClient, WarmUp
+from lightning_modules.trainer import fit
+
+Outcome = tuple[dict[str, Tensor], State | None, float]
+
+
+def fit_points(
+    assignment: Assignment, trunk: nn.Module, layout: Layout, method: Method, local: LocalTraining, trainer: Mapping[str, Any]
+) -> Outcome:
+    """Warm new rows up, train trunk and rows, and read out what is sent and what is kept."""
+    state = assignment.order.state
+    load_trunk(trunk, layout, state)
+    assembly = assemble(state, assignment.classes, method, assignment.private, int(trunk.width))
+    network = assembly.classifier(trunk)
+    images = assignment.images.among(assembly.classes)
+    warm = warm_up(network, assembly, images, local, trainer)
+    network.requires_grad_(True)
+    terms = method.objective(assignment, network, layout)
+    kind, lr = method.optimizer or local.optimizer, method.lr or local.lr
+    client = PointClient(network, terms, local, lr, kind)
+    fit(client, terms.data(images).loader(local.batch_size, shuffle=True), local.epochs, trainer)
+    weights, buffers = layout.read(trunk)
+    rows = read_rows(network)
+    sent = {"trunk": weights, "buffers": buffers, **terms.sends(network, client.steps, lr)}
+    if method.share == "global":
+        return sent | {"rows": rows[: assembly.sent]}, terms.keeps(), warm + client.inner
+    return sent, keep_rows(assembly, assignment, {"rows": rows}), warm + client.inner
+
+
+def warm_up(network: Classifier, assembly: Assembly, images: Any, local: LocalTraining, trainer: Mapping[str, Any]) -> float:
+    """Fit the fresh rows with the trunk frozen, its batch statistics included; the seconds it took."""
+    if not local.warmup_epochs or not bool(assembly.fresh.any()):
+        return 0.0
+    statistics = {name: value.clone() for name, value in network.trunk.named_buffers()}
+    network.requires_grad_(False).head.requires_grad_(True)
+    module = WarmUp(network, assembly.fresh, local.warmup_lr)
+    fit(module, images.loader(local.batch_size, shuffle=True), local.warmup_epochs, trainer)
+    with torch.no_grad():
+        for name, value in network.trunk.named_buffers():
+            value.copy_(statistics[name])
+    return module.inner
+
+
+def keep_rows(assembly: Assembly, assignment: Assignment, rows: Mapping[str, Tensor]) -> State:
+    """The client's own library with its trained rows put back (`share: trunk_only`)."""
+    holder, index = assembly.holder, assembly.index
+    counts = torch.tensor(list(assignment.images.counts().values()), dtype=torch.float64)
+    kept = {name: holder[name].clone() for name in (*rows, "rows.samples")}
+    for name, value in rows.items():
+        kept[name][index] = value
+    kept["rows.samples"][index[: assembly.sent]] += counts
+    return holder.having(kept)

@@ -1,0 +1,68 @@
+"""A client whose weights are a posterior: stochastic variational inference from the prior it was sent."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbnn.local import LocalTraining
+from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.model import BayesianModel, ClosedFormELBO, MeanFieldGuide
+from lightning_modules.client import ClientModule, optimizer
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where local inference begins: the prior over the flat vector, and the means the guide starts from.
+
+    They differ only in rows that were warmed up: their prior is the row before warm-up, else data count twice.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    guide_loc: Tensor
+
+
+class SVIClient(ClientModule):
+    """Minimises CE + sum_j c_j KL_j over the guide's means and log scales."""
+
+    def __init__(
+        self, model: BayesianModel, guide: MeanFieldGuide, start: Start, kl_weight: Tensor, method: FedBNN, local: LocalTraining
+    ) -> None:
+        super().__init__()
+        model.swap(start.loc, start.scale)
+        guide.swap(start.guide_loc, start.scale)
+        model.centre = guide.loc if method.flipout else None
+        elbo = ClosedFormELBO(num_particles=method.mc_samples)
+        elbo.kl_weight = kl_weight
+        self.elbo = elbo(model, guide)
+        self.method, self.local = method, local
+
+    def objective(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The negative ELBO per image."""
+        loss: Tensor = self.elbo(images, labels)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Means (and weights that stay points) at the learning rate, log scales at a multiple of it."""
+        lr = self.method.lr or self.local.lr
+        guide = self.elbo.guide
+        points = [parameter for parameter in self.elbo.model.network.parameters() if parameter.requires_grad]
+        groups = [{"params": [guide.loc, *points]}, {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}]
+        return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
+
+
+def kl_weights(method: FedBNN, latent: int, features: int, counts: dict[str, int], totals: tuple[int, dict[str, int]]) -> Tensor:
+    """The weight of each KL term beside the mean cross-entropy.
+
+    round    trunk tau / N,   row c  tau n_kc / (n_k N_c):  the client scales its likelihood to the round
+    client   tau / n_k
+    weights  tau / (number of weights)
+    """
+    images, (everyone, by_class) = sum(counts.values()), totals
+    size = latent + len(counts) * (features + 1)
+    if method.kl_per != "round":
+        return torch.full((size,), method.temperature / (images if method.kl_per == "client" else size))
+    rows = [count / (images * by_class.get(name, count)) if count else 1 / everyone for name, count in counts.items()]
+    rows_weight = torch.tensor(rows).repeat_interleave(features + 1)
+    return method.temperature * torch.cat([torch.full((latent,), 1 / everyone), rows_weight])

@@ -1,0 +1,73 @@
+"""Local variational inference, from the prior a client was sent to the likelihood factor it answers with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbnn.gaussian import Gaussian
+from fedbnn.layout import Layout
+from fedbnn.local import LocalTraining
+from fedbnn.methods import FedBNN
+from fedbnn.methods.base import Assignment
+from fedbnn.model import BayesianModel, guide_for
+from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
+from lightning_modules.point_fit import Outcome, keep_rows, warm_up
+from lightning_modules.svi_client import Start, SVIClient, kl_weights
+from lightning_modules.trainer import fit
+
+
+class PosteriorFit:
+    """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
+
+    def __init__(self, trunk: nn.Module, layout: Layout, method: FedBNN, image_shape: tuple[int, int, int]) -> None:
+        self.layout, self.method, self.trunk = layout, method, trunk
+        self.model = BayesianModel(trunk, layout, method.flipout)
+        self.guide = guide_for(self.model, image_shape)
+
+    def fit(self, assignment: Assignment, local: LocalTraining, trainer: Mapping[str, Any]) -> Outcome:
+        """Warm new rows up, infer the posterior, and divide the prior out."""
+        state, counts = assignment.order.state, assignment.images.counts()
+        load_trunk(self.trunk, self.layout, state)
+        assembly = assemble(state, assignment.classes, self.method, assignment.private, int(self.trunk.width))
+        images = assignment.images.among(assembly.classes)
+        network = assembly.classifier(self.trunk)
+        warm = warm_up(network, assembly, images, local, trainer)
+        start = self._start(state["trunk"], state["trunk.scale"], assembly, read_rows(network))
+        totals = (assignment.order.total, dict(assignment.order.class_totals))
+        weights = kl_weights(self.method, len(state["trunk.scale"]), int(self.trunk.width), _padded(counts, assembly), totals)
+        self.model.free_points()
+        client = SVIClient(self.model, self.guide, start, weights, self.method, local)
+        fit(client, images.loader(local.batch_size, shuffle=True), local.epochs, trainer)
+        return self._outcome(start, assembly, assignment, warm + client.inner)
+
+    def _start(self, trunk: Tensor, scale: Tensor, assembly: Assembly, warmed: Tensor) -> Start:
+        """The flat prior of trunk and rows, and the guide's start with the rows warmed up."""
+        latent = trunk[: len(scale)]
+        loc = torch.cat([latent, assembly.rows.reshape(-1)])
+        return Start(loc, torch.cat([scale, assembly.scales.reshape(-1)]), torch.cat([latent, warmed.reshape(-1)]))
+
+    def _outcome(self, start: Start, assembly: Assembly, assignment: Assignment, inner: float) -> Outcome:
+        """l_k = q_k / q_0 in natural parameters, float32, with points and statistics beside it."""
+        loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
+        factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
+        latent, width = self.layout.latent, self.model.features + 1
+        weights, buffers = self.layout.read(self.trunk)
+        sent = {
+            "trunk.precision": factor.precision[:latent].float(),
+            "trunk.info": factor.info[:latent].float(),
+            "points": weights[latent:],
+            "buffers": buffers,
+        }
+        if self.method.share == "global":
+            sent["rows.precision"] = factor.precision[latent:].view(-1, width)[: assembly.sent].float()
+            sent["rows.info"] = factor.info[latent:].view(-1, width)[: assembly.sent].float()
+            return sent, None, inner
+        own = {"rows": loc[latent:].view(-1, width), "rows.scale": scale[latent:].view(-1, width)}
+        return sent, keep_rows(assembly, assignment, own), inner
+
+
+def _padded(counts: Mapping[str, int], assembly: Assembly) -> dict[str, int]:
+    """Images by class for every assembled row; rows that are only in the softmax count none."""
+    return {name: counts.get(name, 0) for name in assembly.classes}

@@ -1,0 +1,36 @@
+"""A fresh, lean Trainer per client: it fits, and does nothing else."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader
+
+from fedbnn.engines import ClientFailed
+from fedbnn.images import Batch
+
+_LEAN: Mapping[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+_CHATTER = (".*does not have many workers.*", ".*number of training batches.*", ".*fit_loop.*", ".*GPU available but not used.*")
+
+
+def fit(module: pl.LightningModule, loader: DataLoader[Batch], epochs: int, options: Mapping[str, Any]) -> pl.Trainer:
+    """Fit a module for some epochs; `options` is the `trainer:` section of the configuration."""
+    with warnings.catch_warnings():
+        for text in _CHATTER:
+            warnings.filterwarnings("ignore", text)
+        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        trainer = pl.Trainer(**{**_LEAN, **options, "max_epochs": epochs})
+        try:
+            trainer.fit(module, loader)
+        except FloatingPointError as error:
+            raise ClientFailed(str(error)) from error
+    return trainer
