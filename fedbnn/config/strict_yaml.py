@@ -1,0 +1,103 @@
+"""YAML as people expect it: 1e-3 is a number, off is a word, a key stands once, and nothing can blow up.
+
+The scalars are those of YAML 1.2 (null, true, false, integers, floats); everything else is text.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.nodes import MappingNode, Node
+
+from fedbnn.errors import ConfigError
+from fedbnn.suggest import did_you_mean
+
+MAX_BYTES = 2**20
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_INTEGER = re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$")
+_SCALARS = (
+    ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$")),
+    ("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$")),
+    ("tag:yaml.org,2002:int", _INTEGER),
+    ("tag:yaml.org,2002:float", _FLOAT),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader with the scalars of YAML 1.2, without aliases and without repeated keys."""
+
+    yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {None: list(_SCALARS)}  # noqa: RUF012
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        """Refuse aliases: a few of them nested are a file of gigabytes."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands twice, and a key that is not a word."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = self.construct_object(key)
+            if not isinstance(name, str):
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} is not a word", problem_mark=key.start_mark)
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} stands twice", problem_mark=key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes plain values so that `parse` reads the same ones back, and never abbreviates with aliases."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write a value that occurs twice, twice."""
+        return True
+
+
+for _tag, _pattern in _SCALARS:
+    _Dumper.add_implicit_resolver(_tag, _pattern, None)
+
+
+def parse(text: str, where: str) -> Any:
+    """The value of a YAML text; `where` names it in the error."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"not valid YAML: {error.problem or error.context}", where + line) from error
+    except RecursionError as error:
+        raise ConfigError("not valid YAML: nested too deeply", where) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"not valid YAML: {error}", where) from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a configuration file."""
+    content = parse(_text(path), str(path))
+    if content is None:
+        raise ConfigError("the configuration is empty", str(path), "the examples in conf/ show what belongs there")
+    if not isinstance(content, dict):
+        raise ConfigError(f"the configuration is a {type(content).__name__}, not a mapping of keys to values", str(path))
+    return content
+
+
+def _text(path: Path) -> str:
+    """The text of a file of reasonable size."""
+    if not path.is_file():
+        beside = [str(file) for file in path.parent.glob("*.yaml")]
+        raise ConfigError(f"there is no configuration file {path}", fix=did_you_mean(str(path), beside))
+    if path.stat().st_size > MAX_BYTES:
+        raise ConfigError(f"the configuration is larger than {MAX_BYTES} bytes", str(path), "is this the right file?")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration cannot be read: {error}", str(path)) from error
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """The text that `parse` reads back as the same values, keys in the order given."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
