@@ -1,0 +1,246 @@
+"""The only way in: an update crosses the gate as bytes and is accepted, or refused with one reason.
+
+In order: size, safetensors header, schema, run / round / exchange / client known and not heard yet, digest of the
+order it answers, same tensors, shapes and types, finite, plausible number of images, positive precision; and, once
+all have answered, the influence of each against the median of the others. Nothing is broadcast, repaired or executed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf, isfinite
+
+import torch
+from torch import Tensor
+
+from fedbnn import influence
+from fedbnn.errors import ConfigError, FederationError
+from fedbnn.influence import influence_of_factor as influence_of_factor
+from fedbnn.influence import influence_of_point as influence_of_point
+from fedbnn.messages import Failure, Reply, Update
+from fedbnn.rejected import Rejected
+from fedbnn.spool import Spool
+from fedbnn.updates import Refused, read_update
+
+Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the server lets in.
+
+    Args:
+        max_megabytes: an update of more bytes is refused unread.
+        influence_cap: how many times as far as usual a client may stand from the others and still count in full;
+            null trusts everybody.
+        quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of clients above 1.
+        deadline_seconds: how long one client may take; null waits for ever.
+        keep_rejected: how many refused updates stay on disk, with their reasons.
+    """
+
+    max_megabytes: float = 512.0
+    influence_cap: float | None = 10.0
+    quorum: float = 0.5
+    deadline_seconds: float | None = 3600.0
+    keep_rejected: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("max_megabytes", "influence_cap", "quorum", "deadline_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise ConfigError(f"{name} must be above 0, not {value}", f"gate.{name}")
+        if self.influence_cap is not None and self.influence_cap < 1:
+            raise ConfigError(f"influence_cap must be at least 1, not {self.influence_cap}", "gate.influence_cap")
+        if self.keep_rejected < 0:
+            raise ConfigError(f"keep_rejected must not be below 0, not {self.keep_rejected}", "gate.keep_rejected")
+
+    def needed(self, asked: int) -> int:
+        """How many of the clients asked must be accepted; never less than one."""
+        return max(1, ceil(self.quorum * asked - 1e-9) if self.quorum <= 1 else ceil(self.quorum))
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the server asked in one exchange, and so what it may be answered.
+
+    `prior` is the digest of the order; `roll` the images by class of every client asked. `expected` gives the
+    tensors of an update that carries rows of these classes, `defect` says why an update cannot be folded, and
+    `influence` puts it as a point among the others.
+    """
+
+    run: str
+    round: int
+    exchange: str
+    prior: str
+    roll: Mapping[int, Mapping[str, int]]
+    expected: Callable[[tuple[str, ...]], Spec]
+    defect: Callable[[Update], str | None]
+    influence: Callable[[Update], Tensor]
+
+
+@dataclass
+class Admission:
+    """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust) in client order."""
+
+    gate: Gate
+    call: Call
+    spool: Spool
+    rejected: Rejected
+    failed: dict[int, str] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    trust: dict[int, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    _heard: set[int] = field(default_factory=set)
+    _samples: dict[int, int] = field(default_factory=dict)
+
+    def admit(self, answer: Reply | Failure) -> bool:
+        """Accept an answer for folding, or note by name why not."""
+        if isinstance(answer, Failure):
+            self.failed[answer.client] = answer.reason
+            return False
+        self.bytes_up += len(answer.update)
+        try:
+            update = self._checked(answer)
+        except Refused as refusal:
+            self._refuse(answer.client, answer.update, str(refusal))
+            return False
+        self._samples[update.client] = update.samples
+        self.spool.put(update.client, answer.update)
+        return True
+
+    def _checked(self, reply: Reply) -> Update:
+        """The update, after every check that needs no other client."""
+        limit = self.gate.max_megabytes * 2**20
+        if len(reply.update) > limit:
+            raise Refused(f"too large: {len(reply.update) / 2**20:.1f} MB, the cap is {self.gate.max_megabytes:g} MB")
+        update = read_update(reply.update)
+        _addressed(update, self.call)
+        self._hear(update, reply)
+        for check in CHECKS:
+            check(update, self.call)
+        if self.gate.influence_cap is not None:
+            self._place(update)
+        return update
+
+    def _hear(self, update: Update, reply: Reply) -> None:
+        """Each client speaks for itself, once, and before it has been given up."""
+        if update.client != reply.client:
+            raise Refused(f"claims to be client {update.client}")
+        if reply.client in self._heard:
+            raise Refused("answered twice")
+        if reply.client in self.failed:
+            raise Refused("answered late, after it had been given up")
+        self._heard.add(reply.client)
+
+    def _place(self, update: Update) -> None:
+        """Keep where this update stands, to compare it with the others."""
+        point = self.call.influence(update)
+        if not bool(point.isfinite().all()):
+            raise Refused("its influence is not finite")
+        self.spool.beside("points").put(update.client, point.float().contiguous().numpy().tobytes())
+
+    def _refuse(self, client: int, payload: bytes, reason: str) -> None:
+        self.refused[client] = reason
+        self.rejected.keep(self.call.round, self.call.exchange, client, payload, reason)
+
+    def close(self) -> None:
+        """Compare the accepted with each other, refuse who stands too far out, and insist on the quorum."""
+        clients = list(self.spool)
+        self.trust = dict.fromkeys(clients, 1.0)
+        for client, ratio in self._ratios(clients).items():
+            cap = self.gate.influence_cap or inf
+            self.trust[client] = influence.trust(ratio, cap)
+            if self.trust[client] == 0:
+                self._expel(client, f"influence {ratio:.3g} times that of the others, the cap is {cap:g}")
+        self._insist_on_quorum()
+
+    def _ratios(self, clients: list[int]) -> dict[int, float]:
+        """r_k of every accepted client; empty without a cap."""
+        if self.gate.influence_cap is None:
+            return {}
+        squares = influence.squared_distances(self.spool.beside("points"), clients)
+        voters = [self._samples[client] > 0 for client in clients]
+        return dict(zip(clients, influence.ratios(squares, voters), strict=True))
+
+    def _expel(self, client: int, reason: str) -> None:
+        self._refuse(client, self.spool[client], reason)
+        self.spool.drop(client)
+        del self.trust[client]
+
+    def _insist_on_quorum(self) -> None:
+        asked = len(self.call.roll)
+        needed = self.gate.needed(asked)
+        if len(self.trust) < needed:
+            lost = {**self.failed, **self.refused}
+            reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
+            what = f"round {self.call.round}: {len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
+            raise FederationError(what, reasons, "nothing was changed; resume when the clients are well, or lower gate.quorum")
+
+    def __iter__(self) -> Iterator[tuple[Update, float]]:
+        for client, trust in self.trust.items():
+            yield read_update(self.spool[client]), trust
+
+
+def _addressed(update: Update, call: Call) -> None:
+    """This run, this round, this exchange, a client that was asked."""
+    if update.run != call.run:
+        raise Refused("meant for another run")
+    if update.round != call.round:
+        raise Refused(f"meant for round {update.round}, this is round {call.round}")
+    if update.exchange != call.exchange:
+        raise Refused(f"meant for another exchange than {call.exchange}")
+    if update.client not in call.roll:
+        raise Refused(f"client {update.client} was not asked")
+
+
+def _same_prior(update: Update, call: Call) -> None:
+    """It started from what the server sent."""
+    if update.prior != call.prior:
+        raise Refused("started from another prior")
+
+
+def _same_sites(update: Update, call: Call) -> None:
+    """The same tensors with the same shapes and types; rows of classes the client holds."""
+    unknown = [name for name in update.classes if name not in call.roll[update.client]]
+    if unknown:
+        raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
+    spec, found = call.expected(update.classes), update.tensors
+    for name in sorted(spec.keys() ^ found.keys()):
+        raise Refused(f"{'missing' if name in spec else 'unexpected'} tensor {name[:60]!r}")
+    for name, (shape, dtype) in spec.items():
+        if tuple(found[name].shape) != shape:
+            raise Refused(f"{name} has shape {tuple(found[name].shape)}, expected {shape}")
+        if found[name].dtype != dtype:
+            raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
+
+
+def _finite(update: Update, _call: Call) -> None:
+    """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
+    for name, tensor in update.tensors.items():
+        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        if not isfinite(largest):
+            raise Refused(f"{name} is not finite")
+        if largest > LARGEST:
+            raise Refused(f"{name} reaches {largest:.3g}, beyond any weight or precision")
+
+
+def _plausible(update: Update, call: Call) -> None:
+    """No more images than the roll call said, in all and by class."""
+    roll = call.roll[update.client]
+    if not 0 <= update.samples <= sum(roll.values()):
+        raise Refused(f"claims {update.samples} images, the roll call said {sum(roll.values())}")
+    for name, count in update.counts.items():
+        if not 0 <= count <= roll[name]:
+            raise Refused(f"claims {count} images of {name}, the roll call said {roll[name]}")
+    if update.counts and sum(update.counts.values()) != update.samples:
+        raise Refused(f"claims {update.samples} images, but {sum(update.counts.values())} by class")
+
+
+def _foldable(update: Update, call: Call) -> None:
+    """The method's own condition: the folded precision is positive."""
+    reason = call.defect(update)
+    if reason is not None:
+        raise Refused(reason)
+
+
+CHECKS: tuple[Callable[[Update, Call], None], ...] = (_same_prior, _same_sites, _finite, _plausible, _foldable)

@@ -1,0 +1,116 @@
+"""A run directory as a whole: which configuration it belongs to, whether it is complete, which one is the last."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbnn.errors import RunDirectoryError
+from fedbnn.files import as_json, write_atomic
+from fedbnn.ledger import Ledger
+
+_CONFIG, _FINISHED = "config.json", "finished.json"
+
+
+def start(ledger: Ledger, config: Mapping[str, Any]) -> None:
+    """Remember the configuration of a new run; a directory that holds rounds already is refused."""
+    if ledger.round:
+        fix = f"resume it with --resume {ledger.run_dir}, or choose another name"
+        raise RunDirectoryError("this directory holds a run already", str(ledger.run_dir), fix)
+    write_atomic(_file(ledger, _CONFIG), as_json(_plain(config)))
+
+
+def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
+    """Check that a run goes on with the configuration it was started with.
+
+    `may_differ` names keys, or whole sections (`engine`, `track.wandb`), that do not change the result.
+    """
+    started = dict(_flat(_read(ledger)))
+    now = dict(_flat(_plain(config)))
+    for key in sorted(started.keys() | now.keys()):
+        if started.get(key) != now.get(key) and not _covered(key, may_differ):
+            then, today = (json.dumps(table[key]) if key in table else "absent" for table in (started, now))
+            fix = "resume with the value it was started with, or start a new run"
+            raise RunDirectoryError(f"cannot resume with another configuration: {key} was {then}, now it is {today}", fix=fix)
+
+
+def finish(ledger: Ledger) -> None:
+    """Mark the run complete with its newest round."""
+    write_atomic(_file(ledger, _FINISHED), as_json({"round": ledger.round}))
+
+
+def finished(ledger: Ledger) -> bool:
+    """Whether the run is already complete; one that had to fall back is not."""
+    path = _file(ledger, _FINISHED)
+    return path.exists() and path.read_bytes() == as_json({"round": ledger.round})
+
+
+def find(which: str, root: Path) -> Path:
+    """The run directory behind `--resume`: a path, or `last` for the newest run under `root`."""
+    if which != "last":
+        if not (Path(which) / "state" / _CONFIG).is_file():
+            raise RunDirectoryError("there is no run to resume", which, "give the directory of a run, or `last`")
+        return Path(which)
+    runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
+    if not runs:
+        raise RunDirectoryError("there is no run to resume", str(root), "start one without --resume")
+    return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
+
+
+def settle_lines(path: Path, ledger: Ledger) -> None:
+    """Let metrics.jsonl hold every committed round once, in order: later lines go, missing ones come from the ledger."""
+    lines = {number: as_json(record) for number, record in ledger.records().items()}
+    text = path.read_bytes() if path.exists() else b""
+    for line in text.splitlines():
+        number = _round_of(line)
+        if number is not None and number <= ledger.round:
+            lines[number] = line
+    settled = b"".join(lines[number] + b"\n" for number in sorted(lines))
+    if settled != text:
+        write_atomic(path, settled)
+
+
+def _round_of(line: bytes) -> int | None:
+    """The round of a line of metrics; None for half a line."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    number = record.get("round") if isinstance(record, dict) else None
+    return number if isinstance(number, int) else None
+
+
+def _file(ledger: Ledger, name: str) -> Path:
+    return ledger.run_dir / "state" / name
+
+
+def _read(ledger: Ledger) -> dict[str, Any]:
+    """The configuration the run was started with."""
+    path = _file(ledger, _CONFIG)
+    if not path.exists():
+        raise RunDirectoryError("there is no run to resume", str(ledger.run_dir), "start it without --resume")
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RunDirectoryError("the stored configuration is damaged", str(path), "restore it from a copy") from error
+    return dict(config)
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as JSON holds it: tuples are lists, paths are strings."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return plain
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b": 1}}` -> `a.b: 1`."""
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _covered(key: str, names: Collection[str]) -> bool:
+    """Whether a key, or a section it lies in, is named."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
