@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedbnn.images import ImageSet
+from fedbnn.results import Facts, results
 
 
 @dataclass(frozen=True)
@@ -82,3 +85,80 @@ def gradual_stream() -> TinyStream:
 @pytest.fixture
 def predictor() -> type[KnownPredictor]:
     return KnownPredictor
+
+
+def made_up_lines(seed: int = 0, rounds: int = 12, bayesian: bool = True) -> list[dict[str, Any]]:
+    """Lines of a believable run: three tasks of four rounds each, older tasks fade."""
+    random = Random(seed)
+    return [_made_up_line(number, rounds, random, bayesian) for number in range(1, rounds + 1)]
+
+
+def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> dict[str, Any]:
+    current, at_end = (number - 1) * 3 // rounds, number % (rounds // 3) == 0
+    now = 40 + 10 * ((number - 1) % 4) + random.random()
+    return {
+        "round": number,
+        "clients": [1, 4, 7],
+        "failed": {"4": "diverged: the loss is not finite"} if number == 5 else {},
+        "refused": {"7": "influence 1e6 times the median"} if number == 7 else {},
+        "shares": [float(task == current) for task in range(3)],
+        "samples": 300,
+        "bytes_up": 120_000,
+        "bytes_down": 100_000,
+        "seconds": {"round": 1.5, "train": 1.0, "inner": 0.9, "fold": 0.1, "evaluate": 0.3},
+        "fon": {"task_aware": now + 20, "class_agnostic": now} if number != 3 else None,
+        "tasks": [_made_up_task(task, current, random) if at_end and task <= current else None for task in range(3)],
+        "novelty": {"entropy": 0.7 + random.random() / 10, "mutual_information": 0.6} if at_end and current < 2 else None,
+        "seen_classes": 2 * (current + 1),
+        "diagnostics": _made_up_diagnostics() if at_end else None,
+        "posterior": {"scale": {"trunk": [0.01, 0.02 / number, 0.05], "rows": [0.02, 0.03, 0.09]}} if bayesian else None,
+        "notes": {},
+    }
+
+
+def _made_up_task(task: int, current: int, random: Random) -> dict[str, Any]:
+    aware, agnostic = 90 - 6 * (current - task) + random.random(), 80 - 25 * (current - task) + random.random()
+    rest = {"nll": 0.6, "brier": 0.3, "ece": 0.08}
+    chance = {"task_aware": 50.0, "class_agnostic": 100 / (2 * (current + 1))}
+    return {"images": 40, "task_aware": {"accuracy": aware, **rest}, "class_agnostic": {"accuracy": agnostic, **rest}, "chance": chance}
+
+
+def _made_up_diagnostics() -> dict[str, Any]:
+    confidence = [(place + 0.5) / 15 for place in range(15)]
+    bins = {"images": [place * 3 for place in range(15)], "confidence": confidence, "accuracy": [0.9 * value for value in confidence]}
+    counts = {"seen": [float(30 - place) for place in range(30)], "unseen": [float(place) for place in range(30)]}
+    histogram = {"edges": [place / 15 for place in range(31)], **counts}
+    return {
+        "reliability": {"task_aware": bins, "class_agnostic": bins},
+        "uncertainty": {"entropy": histogram, "mutual_information": histogram},
+    }
+
+
+@pytest.fixture
+def lines() -> list[dict[str, Any]]:
+    return made_up_lines()
+
+
+@pytest.fixture
+def facts() -> Facts:
+    return made_up_facts("fedbnn", 0)
+
+
+def made_up_facts(method: str, seed: int, replay: int = 0) -> Facts:
+    return Facts(method, "toy, three tasks", seed, 12, ("one", "two", "three"), (4, 8, 12), replay)
+
+
+@pytest.fixture
+def run(lines: list[dict[str, Any]], facts: Facts) -> dict[str, Any]:
+    return results(lines, facts)
+
+
+@pytest.fixture
+def grid() -> list[dict[str, Any]]:
+    """Three methods by three seeds; `fcil` stores images."""
+    methods = {"fedbnn": 0, "fedavg": 0, "fcil": 200}
+    return [
+        results(made_up_lines(10 * place + seed, bayesian=name == "fedbnn"), made_up_facts(name, seed, stored))
+        for place, (name, stored) in enumerate(methods.items())
+        for seed in range(3)
+    ]

@@ -1,0 +1,86 @@
+"""The files of a run that hold records: metrics.jsonl, one line per round and each round once; and small JSON files."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedbnn.errors import RunDirectoryError
+
+Record = dict[str, Any]
+METRICS = "metrics.jsonl"
+
+
+def read(run_dir: Path) -> list[Record]:
+    """The rounds on record, in order; a last line cut short by a crash is left out."""
+    path = run_dir / METRICS
+    return [record for record in map(_parse, path.read_text().splitlines()) if record] if path.exists() else []
+
+
+def _parse(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) and "round" in record else None
+
+
+def append(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add one round; when this returns, the line survives a power cut."""
+    _write(run_dir / METRICS, _line(record), "a")
+
+
+def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -> list[Record]:
+    """Make the file agree with the last committed round: drop later lines and repeats, add that round if it is missing."""
+    kept = {line["round"]: line for line in read(run_dir) if line["round"] <= committed}
+    if record is not None:
+        kept[committed] = dict(record)
+    lines = [kept[number] for number in sorted(kept)]
+    replace(run_dir / METRICS, "".join(map(_line, lines)))
+    return lines
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(finite(record), allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """The same value with null in the place of every number that JSON does not have (NaN and infinities)."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write a JSON file in one piece: a reader sees the old file or the new one."""
+    replace(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a text file in one piece: aside, to the disk, then renamed."""
+    aside = path.with_name(path.name + ".new")
+    _write(aside, text, "w")
+    with _named(path):
+        os.replace(aside, path)
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    with _named(path), path.open(mode, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the system refuses becomes one line with the file's name."""
+    try:
+        yield
+    except OSError as error:
+        fix = "free some space or give write permission, then run the same command again"
+        raise RunDirectoryError(f"cannot write {path.name}: {error.strerror}", str(path.parent), fix) from error

@@ -1,0 +1,84 @@
+"""From lines to results: every number is read at the right round."""
+
+import json
+
+import pytest
+
+from fedbnn import diagnostics
+from fedbnn.results import Facts, results
+
+
+def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> None:
+    found = results(lines, facts)
+    for regime in ("task_aware", "class_agnostic"):
+        assert found[regime]["ts"] == [lines[end - 1]["tasks"][task][regime]["accuracy"] for task, end in enumerate((4, 8, 12))]
+        assert found[regime]["fin"] == [task[regime]["accuracy"] for task in lines[-1]["tasks"]]
+        assert found[regime]["matrix"][0][1:] == [None, None]
+        assert found[regime]["avg_fin"] == pytest.approx(sum(found[regime]["fin"]) / 3)
+
+
+def test_further_evaluations_between_task_ends_do_not_move_ts(lines, facts) -> None:
+    between = {**lines[5], "tasks": [None, None, None]}
+    between["tasks"][0] = {**lines[3]["tasks"][0], "task_aware": {"accuracy": 0.0, "nll": 9.0, "brier": 1.0, "ece": 1.0}}
+    changed = [*lines[:5], between, *lines[6:]]
+    assert results(changed, facts)["task_aware"] == results(lines, facts)["task_aware"]
+
+
+def test_forgetting_is_the_fall_of_the_first_two_tasks(lines, facts) -> None:
+    part = results(lines, facts)["class_agnostic"]
+    first = max(part["matrix"][0][0], part["matrix"][1][0]) - part["fin"][0]
+    second = part["matrix"][1][1] - part["fin"][1]
+    assert part["forgetting"] == pytest.approx((first + second) / 2)
+    assert part["backward_transfer"] == pytest.approx(-(first + second) / 2)
+
+
+def test_a_last_round_after_the_last_task_end_gives_fin(lines, facts) -> None:
+    late = Facts(**{**vars(facts), "task_ends": (4, 8, 8)})
+    found = results(lines, late)
+    assert found["task_aware"]["fin"][2] == lines[-1]["tasks"][2]["task_aware"]["accuracy"]
+    assert found["task_aware"]["ts"][2] is None
+
+
+def test_chance_stands_beside_each_number(lines, facts) -> None:
+    chance = results(lines, facts)["chance"]["class_agnostic"]
+    assert chance["ts"] == pytest.approx([50, 25, 100 / 6])
+    assert chance["fin"] == pytest.approx([100 / 6] * 3)
+
+
+def test_focus_on_now_has_one_value_per_round(lines, facts) -> None:
+    curve = results(lines, facts)["fon"]["task_aware"]
+    assert len(curve) == 12
+    assert curve[2] is None
+    assert curve[3] == lines[3]["fon"]["task_aware"]
+
+
+def test_costs_are_sums_and_incidents_are_listed(lines, facts) -> None:
+    found = results(lines, facts)
+    assert found["seconds"] == pytest.approx(18.0)
+    assert found["bytes_up"] == 12 * 120_000
+    assert found["failed"] == [{"round": 5, "client": 4, "reason": "diverged: the loss is not finite"}]
+    assert found["refused"] == [{"round": 7, "client": 7, "reason": "influence 1e6 times the median"}]
+
+
+def test_an_unfinished_run_has_what_it_has(lines, facts) -> None:
+    found = results(lines[:5], facts)
+    assert found["rounds_done"] == 5
+    assert found["task_aware"]["ts"][1:] == [None, None]
+    assert found["task_aware"]["avg_ts"] == found["task_aware"]["ts"][0]
+    assert found["nll"] is None
+    assert results([], facts)["fon"]["class_agnostic"] == [None] * 12
+
+
+def test_results_are_json_with_the_promised_keys(lines, facts) -> None:
+    found = json.loads(json.dumps(results(lines, facts), allow_nan=False))
+    promised = "method scenario seed rounds task_names chance task_aware class_agnostic fon nll brier ece novelty seconds bytes_up bytes_down"
+    assert set(promised.split()) | {"replay_images", "notes"} <= set(found)
+    assert {"ts", "fin", "avg_ts", "avg_fin", "forgetting", "backward_transfer", "matrix", "nll"} <= set(found["task_aware"])
+    assert found["nll"] == found["class_agnostic"]["nll"]
+
+
+def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_classes_were_unseen(lines) -> None:
+    found = diagnostics.last(lines)
+    assert found["reliability"]["round"] == 12
+    assert found["uncertainty"]["round"] == 8
+    assert diagnostics.last(lines[:3]) == {"reliability": None, "uncertainty": None}

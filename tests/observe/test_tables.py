@@ -1,0 +1,111 @@
+"""Tables: the numbers are right, the best is marked, and each format says the same."""
+
+import csv
+import io
+import statistics
+
+import pytest
+from rich.console import Console
+
+from fedbnn import table_formats, tables
+
+
+def cell(table: tables.Table, row: str, column: str) -> tables.Cell:
+    place = table.heads.index(column) - 1
+    return next(line for line in table.rows if line.name == row).cells[place]
+
+
+def test_the_table_of_a_run_holds_ts_fin_and_chance_of_both_regimes(run) -> None:
+    table = tables.of_run(run)
+    assert cell(table, "two", "aware @TS").value == run["task_aware"]["ts"][1]
+    assert cell(table, "two", "agnostic @Fin").value == run["class_agnostic"]["fin"][1]
+    assert cell(table, "two", "chance @TS").value == 25.0
+    assert cell(table, "average", "agnostic @Fin").value == run["class_agnostic"]["avg_fin"]
+
+
+def test_means_and_deviations_are_over_the_seeds(grid) -> None:
+    summary = tables.of_comparison(grid)[0]
+    values = [run["task_aware"]["avg_ts"] for run in grid if run["method"] == "fedavg"]
+    found = cell(summary, "fedavg", "aware @TS")
+    assert found.value == pytest.approx(statistics.mean(values))
+    assert found.spread == pytest.approx(statistics.stdev(values))
+
+
+def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_store_nothing(grid) -> None:
+    grid[-1]["task_aware"]["avg_ts"] = 1000.0
+    summary = tables.of_comparison(grid)[0]
+    column = {row.name: cell(summary, row.name, "aware @TS") for row in summary.rows[:-1]}
+    assert not column["fcil [200]"].best
+    rivals = {name: found for name, found in column.items() if "[" not in name}
+    winner = max(rivals, key=lambda name: rivals[name].value)
+    assert [name for name, found in column.items() if found.best] == [winner]
+    forgetting = {name: cell(summary, name, "aware forgetting") for name in rivals}
+    assert forgetting[min(forgetting, key=lambda name: forgetting[name].value)].best
+
+
+def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
+    paired = tables.of_comparison(list(reversed(grid)))[1]
+    by_key = {(run["method"], run["seed"]): run["class_agnostic"]["avg_fin"] for run in grid}
+    differences = [by_key["fedbnn", seed] - by_key["fedavg", seed] for seed in range(3)]
+    found = cell(paired, "fedbnn − fedavg", "agnostic @Fin")
+    assert found.value == pytest.approx(statistics.mean(differences))
+    assert found.spread == pytest.approx(statistics.stdev(differences))
+
+
+def test_a_seed_without_its_partner_is_not_compared(grid) -> None:
+    paired = tables.of_comparison([run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}])[1]
+    assert cell(paired, "fedbnn − fedavg", "aware @TS").spread is None
+    assert not [table for table in tables.of_comparison(grid[3:]) if table.title.startswith("Paired")]
+
+
+def test_missing_numbers_are_dashes_and_never_best(grid) -> None:
+    for run in grid:
+        run["task_aware"]["avg_fin"] = None
+        run["novelty"] = None
+    summary = tables.of_comparison(grid)[0]
+    found = cell(summary, "fedbnn", "aware @Fin")
+    assert found.text() == "–"
+    assert not found.best
+
+
+def test_a_small_negative_difference_is_not_minus_zero() -> None:
+    assert tables.Cell(-0.01, signed=True).text() == "+0.0"
+    assert tables.Cell(-1.26, 0.5, signed=True).text() == "-1.3 ± 0.5"
+
+
+def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None:
+    written = io.StringIO()
+    for table in tables.of_comparison(grid):
+        Console(file=written, width=80).print(table_formats.terminal(table))
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in written.getvalue()
+    assert "[n]: stores n images" in written.getvalue()
+    assert any(line.strip().startswith("fedbnn") and "*" in line for line in lines)
+
+
+def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
+    summary = tables.of_comparison(grid)[0]
+    text = table_formats.markdown(summary)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 2 + len(summary.rows)
+    assert text.count("**") == 2 * (1 + sum(cell.best for row in summary.rows for cell in row.cells))
+
+
+def test_latex_escapes_and_balances(grid) -> None:
+    for run in grid:
+        run["method"] = run["method"] + "_x&50%"
+    text = table_formats.latex(tables.of_comparison(grid, reference="fedbnn_x&50%")[0])
+    assert r"fedavg\_x\&50\%" in text
+    assert text.count(r"\begin{tabular}{lrrrrrr}") == text.count(r"\end{tabular}") == 1
+    body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.replace(r"\&", "").count("&") for line in body} == {6}
+
+
+def test_csv_has_every_number_unrounded(grid) -> None:
+    made = tables.of_comparison(grid)
+    rows = list(csv.DictReader(io.StringIO(table_formats.comma_separated(made))))
+    assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
+    mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
+    assert float(mine["value"]) == cell(made[0], "fedbnn", "aware @TS").value
