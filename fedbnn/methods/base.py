@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.gate import influence_of_point
+from fedbnn.influence import influence_of_point
 from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
 from fedbnn.messages import Order, Update
@@ -132,9 +132,9 @@ class Method:
         """Why a well-formed update cannot be folded, if it cannot."""
         return None
 
-    def influence(self, state: State, update: Update) -> float:
-        """How hard an update pulls, for the cap against the median of the others."""
-        return influence_of_point(state["trunk"], update.tensors["trunk"]) if "trunk" in update.tensors else 0.0
+    def influence(self, state: State, update: Update) -> Tensor:
+        """Where an update stands among the others, for the cap against the median of their distances."""
+        return influence_of_point(state["trunk"], update.tensors["trunk"])
 
     def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
         """The local objective of one client that starts at `network`."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.gate import influence_of_factor
+from fedbnn.influence import influence_of_factor
 from fedbnn.gaussian import Gaussian
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
@@ -129,8 +129,8 @@ class FedBNN(Method):
                 return f"the precision of {site} is not positive"
         return None
 
-    def influence(self, state: State, update: Update) -> float:
-        """The pull of the factor on the mean and on the precision, relative to the prior."""
+    def influence(self, state: State, update: Update) -> Tensor:
+        """The pull of the factor on the mean and on the precision, in units of the prior."""
         if not state.bayesian:
             return super().influence(state, update)
         prior = Gaussian.from_moments(state["trunk"][: len(state["trunk.scale"])], state["trunk.scale"])

@@ -1,0 +1,131 @@
+"""A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`. Loading runs nothing.
+
+    trunk.<parameter>.loc, trunk.<parameter>.scale    posterior of each weight (no scale for a point)
+    buffers.<name>                                    statistics of batch norm
+    rows.loc, rows.scale, rows.samples                the library, one row (weights, bias) per class
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fedbnn import metrics
+from fedbnn.errors import RunDirectoryError
+from fedbnn.files import as_json, write_atomic
+from fedbnn.images import ImageSet, Look
+from fedbnn.layout import Layout, layout_of
+from fedbnn.networks import NETWORKS
+from fedbnn.predictor import Predictor
+from fedbnn.state import State
+
+MODEL, CARD = "model.safetensors", "config.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What it takes to rebuild the network and to read images the way it was trained to."""
+
+    network: Mapping[str, Any]
+    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...]
+    look: Look
+    bayes_norm: bool = True
+    notes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model thinks of n images.
+
+    `probabilities` (n, C) over `classes`, `labels` the likeliest class of each, `entropy` of the predictive
+    distribution (total uncertainty) and `mutual_information` between prediction and weights (what more data would
+    teach it), both in nats.
+    """
+
+    probabilities: Tensor
+    classes: tuple[str, ...]
+    labels: tuple[str, ...]
+    entropy: Tensor
+    mutual_information: Tensor
+
+
+class Model:
+    """A trained model; `predict` gives class probabilities with their uncertainty."""
+
+    def __init__(self, card: Card, state: State) -> None:
+        self.card, self.state = card, state
+        self.trunk = build_trunk(card)
+        self.layout = layout_of(self.trunk, card.bayes_norm)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes it has learnt."""
+        return self.state.classes
+
+    def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
+        """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
+        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed)
+        labels = torch.zeros(len(images), dtype=torch.long)
+        scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.look))
+        sampled = scores.softmax(-1)
+        mean = sampled.mean(0)
+        names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
+        return Prediction(mean, predictor.classes, names, metrics.entropy(mean), metrics.mutual_information(sampled))
+
+
+def build_trunk(card: Card) -> nn.Module:
+    """The network of a card, untrained."""
+    options = {key: value for key, value in card.network.items() if key != "name"}
+    return NETWORKS[str(card.network["name"])](tuple(card.image_shape), **options)
+
+
+def save_model(run_dir: Path, card: Card, state: State, layout: Layout) -> None:
+    """Write both files, each in one piece."""
+    tensors = {name: tensor.contiguous() for name, tensor in _by_site(state, layout).items()}
+    write_atomic(run_dir / MODEL, save(tensors, metadata={"format": "fedbnn 1"}))
+    write_atomic(run_dir / CARD, as_json({**asdict(card), "classes": list(state.classes)}))
+
+
+def _by_site(state: State, layout: Layout) -> dict[str, Tensor]:
+    """Locations and scales by the names of the network's parameters."""
+    sites = {f"trunk.{name}.loc": value for name, value in layout.views(state["trunk"]).items()}
+    if state.bayesian:
+        sites |= {f"trunk.{name}.scale": value for name, value in layout.views(state["trunk.scale"]).items()}
+    names = {"rows": "rows.loc", "rows.scale": "rows.scale", "rows.samples": "rows.samples", "buffers": "buffers"}
+    return sites | {names[name]: state[name] for name in names if name in state}
+
+
+def load(run_dir: Path | str) -> Model:
+    """The model of a finished run."""
+    folder = Path(run_dir)
+    try:
+        facts = json.loads((folder / CARD).read_text())
+        sites = load_file(folder / MODEL)
+        card = Card(**{**facts, "look": _look(facts["look"])})
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
+        raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
+    trunk = build_trunk(card)
+    layout = layout_of(trunk, card.bayes_norm)
+    return Model(card, State(_flat(sites, layout), tuple(card.classes)))
+
+
+def _look(facts: Mapping[str, Any]) -> Look:
+    return Look(tuple(facts["mean"]), tuple(facts["deviation"]))
+
+
+def _flat(sites: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
+    """The flat tensors of a state from the sites of a file."""
+    flat = {"trunk": torch.cat([sites[f"trunk.{slot.name}.loc"].reshape(-1) for slot in layout.slots])}
+    scaled = [sites[f"trunk.{slot.name}.scale"] for slot in layout.slots if f"trunk.{slot.name}.scale" in sites]
+    if scaled:
+        flat["trunk.scale"] = torch.cat([scale.reshape(-1) for scale in scaled])
+    names = {"rows.loc": "rows", "rows.scale": "rows.scale", "rows.samples": "rows.samples", "buffers": "buffers"}
+    return flat | {names[name]: sites[name] for name in names if name in sites}

@@ -1,0 +1,60 @@
+"""From a state to scores: S draws of the weights, each made once and used for every image.
+
+    p(y | x) = 1/S sum_s softmax(f(x; w_s)),   w_s ~ q(w);   for point weights S = 1 and w_1 = theta
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedbnn import library
+from fedbnn.images import ImageSet
+from fedbnn.layout import Layout
+from fedbnn.networks import Classifier
+from fedbnn.seeds import generator
+from fedbnn.state import State
+
+BATCH = 500
+
+
+class Predictor:
+    """A state made ready to score images; `classes` are those with a trained row, in the order of the columns."""
+
+    def __init__(self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, device: str = "cpu") -> None:
+        self.classes = library.trained(state)
+        self._rows = state.index(self.classes)
+        self._network = Classifier(trunk, len(self.classes)).to(device).eval()
+        layout.write(trunk, state["trunk"], state["buffers"])
+        self._layout, self._state, self._device = layout, state, device
+        self._draws = self._drawn(samples, seed) if state.bayesian and samples else [self._means()]
+
+    def _means(self) -> dict[str, Tensor]:
+        """The weights at their means."""
+        return self._by_name(self._state["trunk"], self._state["rows"][self._rows])
+
+    def _drawn(self, samples: int, seed: int) -> list[dict[str, Tensor]]:
+        """w_s = m + s * noise, with the same noise for the same seed."""
+        source = generator(seed, "prediction")
+        state, latent = self._state, len(self._state["trunk.scale"])
+        rows, scales = state["rows"][self._rows], state["rows.scale"][self._rows]
+        draws = []
+        for _ in range(samples):
+            trunk = state["trunk"].clone()
+            trunk[:latent] += state["trunk.scale"] * torch.randn(latent, generator=source)
+            draws.append(self._by_name(trunk, rows + scales * torch.randn(rows.shape, generator=source)))
+        return draws
+
+    def _by_name(self, trunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        trunk, rows = trunk.to(self._device), rows.to(self._device)
+        named = {f"trunk.{name}": value for name, value in self._layout.views(trunk).items()}
+        return {**named, "head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
+
+    def scores(self, images: ImageSet) -> Tensor:
+        """Log-scores (S, n, C); softmax over any subset of the columns gives that draw's probabilities."""
+        with torch.inference_mode():
+            batches = [images.to(self._device) for images, _ in images.batches(BATCH)]
+            return torch.stack([torch.cat([self._logits(draw, batch) for batch in batches]) for draw in self._draws])
+
+    def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self._network, draw, (batch,))
+        return logits.cpu()
