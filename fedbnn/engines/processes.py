@@ -57,8 +57,8 @@ class ProcessEngine:
 
     def _hand_out(self, payload: bytes, waiting: deque[int], private: Private) -> None:
         """A client for every idle worker; workers are started as long as there is work for them."""
-        for peer in [peer for peer in self._peers if not peer.busy and not peer.alive]:
-            self._dismiss(peer)
+        for dead in [peer for peer in self._peers if not peer.busy and not peer.alive]:
+            self._dismiss(dead)
         while waiting and (peer := self._idle()) is not None:
             if peer.order != self._orders:
                 peer.send(Frame({"kind": "order"}, payload))
