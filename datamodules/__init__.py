@@ -1,7 +1,7 @@
 """Data as drifting streams: sources become tasks, tasks meet clients, round after round."""
 
 import fedbnn as _fedbnn  # noqa: F401  (first: it lets torchvision be imported beside a CPU-only torch)
-from datamodules.catalogue import Task
+from datamodules.collection import Task
 from datamodules.stream import FederatedStream
 
 __all__ = ["FederatedStream", "Task"]

@@ -5,25 +5,28 @@ sha256 of each array. It is written aside and renamed, so it is whole or not the
 built again.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from numpy.typing import NDArray
 from torch import Tensor
 
-from datamodules.originals import Array, Located, Split, checked, pixels
+from datamodules.originals import Array, Located, Original, Split, checked, pixels
 from fedbnn.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -54,22 +57,37 @@ class Table:
 def cached(name: str, located: Located, size: int | None, folder: Path) -> Table:
     """The data set from the cache in `folder`; it is built first when it is missing, changed or damaged."""
     place = folder / f"{name}-{size or 'original'}-{located.fingerprint[:16]}"
-    if place.exists():
-        try:
-            return _opened(name, place)
-        except Damaged as damage:
-            log.warning("cache %s is damaged (%s): building it again", place, damage)
+    with suppress(Damaged):
+        return _opened(name, place)
     try:
-        _build(name, located, size, place)
+        with _alone(place):
+            return _opened_or_built(name, located, size, place)
     except OSError as error:
         raise DataError(f"cache cannot be written: {error}", str(place), "free some space or set stream.cache_dir") from error
+
+
+def _opened_or_built(name: str, located: Located, size: int | None, place: Path) -> Table:
+    try:
+        return _opened(name, place)
+    except Damaged as damage:
+        if place.exists():
+            log.warning("cache %s is damaged (%s): building it again", place, damage)
+    _build(name, located, size, place)
     return _opened(name, place)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """One process builds while others that need the same wait for it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (place.parent / f".{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _build(name: str, located: Located, size: int | None, place: Path) -> None:
     """Decode into a directory aside, then rename; what stood in the place before is removed."""
-    original = checked(name, located.read())
-    place.parent.mkdir(parents=True, exist_ok=True)
+    original = _read(name, located)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".building-", ignore_cleanup_errors=True) as aside:
         fresh = Path(aside) / "new"
         fresh.mkdir()
@@ -79,16 +97,14 @@ def _build(name: str, located: Located, size: int | None, place: Path) -> None:
         _write_meta(original.classes, histogram, fresh)
         if place.exists():
             place.rename(Path(aside) / "old")
-        _rename(fresh, place)
-
-
-def _rename(fresh: Path, place: Path) -> None:
-    """Put the finished directory in its place, unless another process was faster with the same one."""
-    try:
         fresh.rename(place)
-    except OSError:
-        if not place.exists():
-            raise
+
+
+def _read(name: str, located: Located) -> Original:
+    try:
+        return checked(name, located.read())
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error}", fix="look at the files there, or fetch the data set again") from error
 
 
 def _decode(name: str, split: Split, size: int | None, stem: Path, shape: tuple[int, ...]) -> Histogram:

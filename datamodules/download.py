@@ -40,6 +40,5 @@ def _bars_on_terminals_only() -> Iterator[None]:
 
 def missing(name: str, looked_for: Path) -> DataError:
     """The one line for a data set that is not there."""
-    return DataError(
-        f"data set {name} is missing", f"looked for {looked_for}", "set stream.download=true, or stream.data_dir to where it is"
-    )
+    fix = "set stream.download=true, or stream.data_dir to where it is"
+    return DataError(f"data set {name} is missing", f"looked for {looked_for}", fix)

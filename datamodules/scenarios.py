@@ -1,5 +1,6 @@
 """Scenarios as pure functions: which classes form a task, when tasks reign, and who is on which task."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ def class_groups(classes: int, tasks: int) -> tuple[range, ...]:
         raise ConfigError(f"{tasks} tasks of {classes} classes", "stream.tasks", f"choose 1 to {classes} tasks")
     size, more = divmod(classes, tasks)
     starts = [task * size + min(task, more) for task in range(tasks + 1)]
-    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> tuple[int, ...]:
@@ -63,7 +64,7 @@ class Schedule:
     def clients_on(self, round: int, clients: int) -> tuple[int, ...]:
         """How many clients are on each task."""
         passed = (clients, *self.moved(round, clients), 0)
-        return tuple(before - after for before, after in zip(passed, passed[1:], strict=False))
+        return tuple(before - after for before, after in itertools.pairwise(passed))
 
     def task_of(self, round: int, rank: Integers, clients: int) -> Integers:
         """The task of those of the `clients` that have these places in the order of changing over (0 moves first)."""
@@ -92,7 +93,7 @@ def _checked(windows: list[Window], where: str) -> Schedule:
     """A schedule whose tasks begin and end in order and leave no round empty."""
     if not windows or windows[0][0] != 0 or any(start >= end for start, end in windows):
         raise ConfigError(f"tasks cannot last {_text(windows)}", where, "the first begins at 0, and each ends after it begins")
-    for (start, end), (later_start, later_end) in zip(windows, windows[1:], strict=False):
+    for (start, end), (later_start, later_end) in itertools.pairwise(windows):
         if not start < later_start <= end < later_end:
             fix = "each task begins after the one before it, no later than that one ends, and ends after it"
             raise ConfigError(f"tasks cannot last {_text(windows)}", where, fix)

@@ -8,7 +8,7 @@ from typing import Any
 
 from datamodules import domains as domain_shifts
 from datamodules.scenarios import Schedule, gradual, separate, staggered
-from datamodules.sources import check_source, short_name
+from datamodules.shelf import check_source, short_name
 from fedbnn.errors import ConfigError
 
 INCREMENTS = ("class", "task", "domain")
@@ -41,9 +41,9 @@ def check_numbers(arguments: Mapping[str, Any]) -> None:
     for key, least in (("clients", 1), ("clients_per_round", 1), ("shards_per_client", 1), ("size", 4), ("shift", 0)):
         at_least(key, arguments[key], least)
     clients, at_once, alpha, share = (arguments[key] for key in ("clients", "clients_per_round", "alpha", "validation_share"))
-    require(
-        at_once <= clients, "clients_per_round", f"{at_once} clients a round, but there are {clients}", "use no more than clients"
-    )
+    require(at_once <= clients, "clients_per_round", f"{at_once} clients a round of {clients}", "use no more than clients")
+    shuffles = arguments["class_order"] is not None
+    require(not shuffles or arguments["incremental"] == "class", "class_order", "only class groups have an order", "drop it")
     require(0 < alpha < float("inf"), "alpha", f"alpha is {alpha}", "use a positive number, for example alpha: 1.0")
     require(0 < share < 1, "validation_share", f"validation_share is {share}", "use a share between 0 and 1")
 
@@ -59,23 +59,26 @@ def source_names(sources: Sequence[str] | str) -> tuple[str, ...]:
     return names
 
 
-def task_count(
-    incremental: str, tasks: int | None, sources: Sequence[str], domains: Sequence[str] | None, given: int | None
-) -> int:
-    """How many tasks: asked for (class), one a source (task), one a domain (domain); it must agree with the schedule."""
-    require(
-        bool(domains) == (incremental == "domain"), "domains", "domains belong to incremental: domain", "give both, or neither"
-    )
-    require(len(sources) == 1 or incremental != "domain", "sources", "domains shift one source", "keep one source")
-    for domain in domains or ():
-        domain_shifts.parse(domain)
-    counted = {"class": tasks or given, "task": len(sources), "domain": len(domains or ())}[incremental]
-    require(counted is not None, "tasks", "how many tasks is not said", "for example tasks: 5")
-    count = int(counted or 0)
-    at_least("tasks", count, 1)
-    require(tasks in (None, count), "tasks", f"{tasks} tasks, but there are {count}", "leave tasks out")
-    require(given in (None, count), "tasks", f"{count} tasks, but the schedule has {given}", "give one entry per task")
-    return count
+def domain_names(incremental: str, domains: Sequence[str] | None, sources: Sequence[str]) -> tuple[str, ...]:
+    """The domains, each a known shift of the one source."""
+    names = tuple(domains or ())
+    require(bool(names) == (incremental == "domain"), "domains", "domains belong to incremental: domain", "give both or neither")
+    require(not names or len(sources) == 1, "sources", "domains shift one source", "keep one source")
+    require(len(set(names)) == len(names), "domains", "a domain is named twice", "name each domain once")
+    for name in names:
+        domain_shifts.parse(name)
+    return names
+
+
+def task_count(incremental: str, tasks: int | None, listed: int, entries: int | None) -> int:
+    """How many tasks: as asked or scheduled (class), or one for each of the `listed` sources or domains."""
+    at_least("tasks", tasks, 1)
+    counted = (tasks or entries) if incremental == "class" else listed
+    if counted is None:
+        raise ConfigError("how many tasks is not said", "stream.tasks", "for example tasks: 5")
+    require(tasks in (None, counted), "tasks", f"{tasks} tasks, but there are {counted}", "leave tasks out")
+    require(entries in (None, counted), "schedule", f"{counted} tasks, but {entries} in the schedule", "give one entry per task")
+    return counted
 
 
 @dataclass(frozen=True)
@@ -94,32 +97,26 @@ class Timing:
         return None if listed is None else len(listed)
 
     def build(self, tasks: int) -> Schedule:
-        """The schedule, once the settings belong together."""
-        choose("schedule", self.schedule, SCHEDULES)
-        is_gradual, is_staggered = self.schedule == "gradual", self.schedule == "staggered"
-        require(
-            (self.durations is not None) == is_gradual,
-            "durations",
-            "durations belong to schedule: gradual",
-            "give both, or neither",
-        )
-        require(
-            (self.stagger is not None) == is_staggered,
-            "stagger",
-            "stagger belongs to schedule: staggered",
-            "give both, or neither",
-        )
-        both = (self.rounds_per_task is not None) + (self.boundaries is not None)
-        fix = "give durations only" if is_gradual else "give either rounds_per_task or boundaries"
-        require(
-            both == (0 if is_gradual else 1), "schedule", f"the length of tasks is said in {both} ways besides durations", fix
-        )
-        at_least("rounds_per_task", self.rounds_per_task, 1)
-        at_least("stagger", self.stagger, 1)
+        """The schedule of this many tasks."""
+        self._check()
         if self.durations is not None:
             return gradual(self.durations)
         ends = self.boundaries or [(task + 1) * int(self.rounds_per_task or 1) for task in range(tasks)]
         return separate(ends) if self.stagger is None else staggered(ends, self.stagger)
+
+    def _check(self) -> None:
+        """Refuse settings that do not belong together."""
+        choose("schedule", self.schedule, SCHEDULES)
+        at_least("rounds_per_task", self.rounds_per_task, 1)
+        at_least("stagger", self.stagger, 1)
+        for key, value, owner in (("durations", self.durations, "gradual"), ("stagger", self.stagger, "staggered")):
+            fits = (value is not None) == (self.schedule == owner)
+            require(fits, key, f"{key} and schedule: {owner} belong together", "give both or neither")
+        lengths = (self.rounds_per_task is not None) + (self.boundaries is not None)
+        if self.durations is not None:
+            require(lengths == 0, "durations", "durations say how long tasks last", "drop rounds_per_task and boundaries")
+        else:
+            require(lengths == 1, "rounds_per_task", f"the length of tasks is said {lengths} times", "give it or boundaries")
 
 
 def folders(data_dir: str | Path, cache_dir: str | Path | None) -> tuple[Path, Path]:

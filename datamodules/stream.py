@@ -5,17 +5,20 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pytorch_lightning import LightningDataModule
+from torch.utils.data import DataLoader
 
 from datamodules import settings
-from datamodules.catalogue import Collection, Task, collect
+from datamodules.client_data import ClientData
+from datamodules.collection import Collection, Task, collect, joined
 from datamodules.dealer import Dealer
 from datamodules.draws import Draw
 from datamodules.partitions import Partition, draws
 from datamodules.scenarios import Integers, largest_remainder
-from datamodules.sources import Shelf
-from fedbnn.images import ImageSet, Look
+from datamodules.shelf import Shelf
+from fedbnn.images import Batch, ImageSet, Look
+
+_TEST_BATCH = 256
 
 
 class FederatedStream(LightningDataModule):
@@ -62,9 +65,9 @@ class FederatedStream(LightningDataModule):
             incremental: What changes over time: `class` groups of the sources, `task` (one source after the other), `domain`.
             sources: Names of data sets, or `folder:PATH` for images of your own (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png).
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
-            domains: For `domain`: `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`, `contrast:FACTOR`, `brightness:FACTOR`.
+            domains: `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`, `contrast:FACTOR` or `brightness:FACTOR` each.
             class_order: Seed of a shuffle of the classes before they are grouped; null keeps the order of the source.
-            schedule: `separate` (all clients change together), `staggered` (each at its own offset), `gradual` (overlapping durations).
+            schedule: `separate` (clients change together), `staggered` (each at its own offset), `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
             boundaries: Or the last round of each task.
             durations: For `gradual`: [start, end] of each task; it has clients in rounds start + 1 .. end.
@@ -88,22 +91,21 @@ class FederatedStream(LightningDataModule):
             shift: Move training images by up to this many pixels.
             seed: Seed of every draw.
         """
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        self.arguments = arguments
         self.incremental = settings.choose("incremental", incremental, settings.INCREMENTS)
-        self.sources, self.domains = settings.source_names(sources), tuple(domains or ())
+        self.sources = settings.source_names(sources)
+        self.domains = settings.domain_names(incremental, domains, self.sources)
         timing = settings.Timing(schedule, rounds_per_task, boundaries, durations, stagger)
-        self._task_count = settings.task_count(incremental, tasks, self.sources, domains, timing.entries())
+        self._task_count = settings.task_count(incremental, tasks, len(self.domains or self.sources), timing.entries())
         self.schedule = timing.build(self._task_count)
-        settings.check_numbers(arguments)
+        settings.check_numbers(self.arguments)
         self.num_clients, self.clients_per_round, self.seed = clients, clients_per_round, seed
         self._partition = Partition(settings.choose("partition", partition, settings.PARTITIONS), alpha, shards_per_client)
         self._draw = Draw(samples_per_round, samples_per_client, replacement, show_once)
         self._draw.check(clients_per_round)
-        self._class_order = class_order if incremental == "class" else None
-        self._held_out = validation_share if validation else 0.0
-        self._augment = {"flip": flip, "shift": shift}
+        self._class_order, self._held_out = class_order, validation_share if validation else 0.0
+        self._flip, self._shift = flip, shift
         self._shelf = Shelf(*settings.folders(data_dir, cache_dir), size, download)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,7 +172,7 @@ class FederatedStream(LightningDataModule):
     def train(self, round: int, client: int) -> ImageSet:
         """The images that a client trains on in a round; empty if it has none."""
         data = self._collection
-        look = replace(data.look, **self._augment)
+        look = replace(data.look, flip=self._flip, shift=self._shift)
         images = data.image_set(data.train, self._shown(round, client), self.task_of(round, client))
         return replace(images, look=look, training=True)
 
@@ -189,10 +191,16 @@ class FederatedStream(LightningDataModule):
         mixed = {task: draws(self.seed, "test now", task).permutation(data.images(data.test, task)) for task in active}
         most = min(int(len(mixed[task]) / shares[task] + 1e-9) for task in active)
         counts = largest_remainder([shares[task] for task in active], most if images is None else min(images, most))
-        sets = [data.image_set(data.test, np.sort(mixed[task][:count]), task) for task, count in zip(active, counts, strict=True)]
-        return replace(
-            sets[0], pixels=torch.cat([part.pixels for part in sets]), labels=torch.cat([part.labels for part in sets])
-        )
+        chosen = [(task, np.sort(mixed[task][:count])) for task, count in zip(active, counts, strict=True)]
+        return joined([data.image_set(data.test, positions, task) for task, positions in chosen])
+
+    def at(self, round: int, client: int, batch_size: int = 64) -> ClientData:
+        """What one client has in one round, for `Trainer.fit(module, datamodule=stream.at(round, client))`."""
+        return ClientData(self, self._known(round), self._client(client), batch_size)
+
+    def test_dataloader(self) -> list[DataLoader[Batch]]:
+        """One loader a task, so `Trainer.test(module, datamodule=stream)` tests all of them."""
+        return [self.test(task).loader(_TEST_BATCH, shuffle=False) for task in range(len(self.tasks))]
 
     def prepare_data(self) -> None:
         """Fetch what is missing and decode what is not cached; Lightning calls it once per machine."""

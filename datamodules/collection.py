@@ -1,5 +1,6 @@
 """The opened sources as one collection: global class names, one image shape, one look, and which images a task has."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -118,7 +119,7 @@ def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[ran
     if incremental == "domain":
         return (range(sum(sizes)),) * tasks
     starts = np.cumsum([0, *sizes]).tolist()
-    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
 
 
 def task_titles(incremental: str, sources: Sequence[str], domains: Sequence[str], groups: Sequence[range]) -> tuple[str, ...]:
@@ -145,6 +146,12 @@ def common_look(tables: Sequence[Table]) -> Look:
     variances = np.array([np.broadcast_to(table.deviation, channels) for table in tables]) ** 2
     deviation = np.sqrt(variances.mean(0) + means.var(0))
     return Look(tuple(means.mean(0).tolist()), tuple(deviation.tolist()))
+
+
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """Sets of one stream, one after the other."""
+    pixels, labels = torch.cat([part.pixels for part in sets]), torch.cat([part.labels for part in sets])
+    return replace(sets[0], pixels=pixels, labels=labels)
 
 
 def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
