@@ -84,3 +84,17 @@ def _named(path: Path) -> Iterator[None]:
     except OSError as error:
         fix = "free some space or give write permission, then run the same command again"
         raise RunDirectoryError(f"cannot write {path.name}: {error.strerror}", str(path.parent), fix) from error
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one level of `a/b/0` names; only numbers and words are kept."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}/")
+        elif isinstance(value, list):
+            found |= flat({str(place): part for place, part in enumerate(value)}, f"{name}/")
+        elif isinstance(value, int | float | str):
+            found[name] = value
+    return found

@@ -4,24 +4,27 @@ The mirror keeps `wandb.json` in the run directory: the id of the W&B run, and t
 run goes on under the same id and no round is sent twice.
 """
 
-import json
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from fedbnn import records
+from fedbnn.cursor import Cursor
 
 if TYPE_CHECKING:
     from wandb import Run
 
+Result = TypeVar("Result")
 Say = Callable[[str], None]
 Mode = Literal["auto", "online", "offline", "off"]
 PLAIN_FAILURES = (ImportError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 FOREIGN = ("wandb.", "google.protobuf.")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
@@ -87,29 +90,36 @@ class Mirror:
     def __init__(self, track: Track, run_dir: Path, say: Say) -> None:
         self._track, self._run_dir, self._say = track, run_dir, say
         self._run: Run | None = None
-        self._cursor = _Cursor(run_dir / "wandb.json")
+        self._cursor = Cursor(run_dir / "wandb.json")
 
     def open(self, config: Mapping[str, Any], group: str, name: str) -> None:
         """Open the W&B run in the mode that is wished and possible."""
-        if self._track.mode == "off":
-            return
-        with self._guarded("is not used"):
-            mode = _possible(self._track.mode)
-            self._run = self._connect(mode, config, group, name) if mode == "online" else None
-            if self._run is None and mode != "off":
-                self._run = self._begin("offline", config, group, name)
+
+        def begin(mode: Literal["online", "offline"]) -> "Run":
+            return self._begin(mode, config, group, name)
+
+        mode = self._attempt("is not used", lambda: _mode(self._track))
+        if mode == "online":
+            self._run = self._online(lambda: begin("online"))
+        if mode in ("online", "offline") and self._run is None:
+            self._run = self._attempt("is not used", lambda: begin("offline"))
+            if self._run is not None:
                 self._say(f"W&B is offline; to upload this run later: wandb sync {self._run_dir}/wandb/offline-run-*")
 
-    def _connect(self, mode: Mode, config: Mapping[str, Any], group: str, name: str) -> "Run | None":
-        """An online run, or None when the server cannot be reached."""
-        run = None
-        with self._guarded("cannot be reached"):
-            run = self._begin(mode, config, group, name)
+    def _online(self, begin: "Callable[[], Run]") -> "Run | None":
+        """An online run if the server answers; if it answers and refuses, the next run needs a new id."""
+        if not self._attempt("cannot be reached", lambda: _knock(self._track.patience)):
+            return None
+        run = self._attempt("did not accept the run", begin)
+        if run is None:
+            self._cursor.renew()
         return run
 
-    def _begin(self, mode: Mode, config: Mapping[str, Any], group: str, name: str) -> "Run":
+    def _begin(self, mode: Literal["online", "offline"], config: Mapping[str, Any], group: str, name: str) -> "Run":
         import wandb
 
+        settings = _settings(self._track.patience)
+        wandb.termsetup(settings, None)
         run = wandb.init(
             project=self._track.project,
             entity=self._track.entity,
@@ -118,10 +128,10 @@ class Mirror:
             name=name,
             id=self._cursor.id,
             resume="allow",
-            mode="online" if mode == "online" else "offline",
+            mode=mode,
             dir=self._run_dir,
             config=dict(config),
-            settings=_settings(self._track.patience),
+            settings=settings,
         )
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
@@ -129,69 +139,65 @@ class Mirror:
 
     def round(self, record: Mapping[str, Any]) -> None:
         """Mirror one line of metrics.jsonl, unless it was mirrored before."""
-        if self._run is None or record["round"] <= self._cursor.last:
-            return
-        with self._guarded("stopped following"):
+        run = self._run
+        if run is not None and record["round"] > self._cursor.last:
             self._cursor.advance(record["round"])
-            self._run.log(flat(record))
+            self._attempt("stopped following", lambda: run.log(records.flat(record)))
 
     def finish(self, results: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """Figures and the final numbers, then close."""
-        if self._run is None:
-            return
-        with self._guarded("did not get the figures"):
-            import wandb
-
-            self._run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
-            self._run.summary.update(flat({key: value for key, value in results.items() if key not in ("fon", "shares")}))
+        run = self._run
+        if run is not None:
+            self._attempt("did not get the figures", lambda: _hand_over(run, results, figures))
         self.close()
 
     def close(self) -> None:
         """Close the W&B run; what could not be uploaded stays on disk for `wandb sync`."""
-        if self._run is not None:
-            with self._guarded("did not close"):
-                self._run.finish()
-        self._run = None
+        run, self._run = self._run, None
+        if run is not None:
+            self._attempt("did not close", run.finish)
 
-    @contextmanager
-    def _guarded(self, trouble: str) -> Iterator[None]:
-        """Say what failed, once, and go on without the mirror."""
+    def _attempt(self, trouble: str, act: Callable[[], Result]) -> Result | None:
+        """The result of the act; or None, and say what failed, and go on without the mirror."""
         try:
-            yield
+            return act()
         except _failures() as error:
             self._run = None
             reason = KEY.sub("***", " ".join(str(error).split()))[:200]
             self._say(f"W&B {trouble} ({type(error).__name__}: {reason}); training goes on, metrics.jsonl has everything")
+            return None
 
 
-class _Cursor:
-    """The id of the W&B run and the last round it was given, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        kept = json.loads(path.read_text()) if path.exists() else {}
-        self.id: str = kept.get("id") or secrets.token_hex(4)
-        self.last: int = kept.get("last", 0)
-
-    def advance(self, round: int) -> None:
-        """Remember before sending: a crash in between loses a point of a curve, and doubles none."""
-        self.last = round
-        records.write_json(self._path, {"id": self.id, "last": round})
-
-
-def _possible(wish: Mode) -> Mode:
-    """The mode that can be had: `auto` is online only when logged in; W&B's own WANDB_MODE decides before that."""
-    if wish != "auto":
-        return wish
-    told = os.environ.get("WANDB_MODE", "")
-    if told in ("offline", "dryrun"):
-        return "offline"
-    if told == "disabled":
-        return "off"
+def _hand_over(run: "Run", results: Mapping[str, Any], figures: Sequence[Path]) -> None:
+    """Pictures, and the numbers of results.json that are not curves."""
     import wandb
 
-    wandb.setup(settings=_settings(30))
+    run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
+    run.summary.update(records.flat({key: value for key, value in results.items() if key not in CURVES}))
+
+
+def _mode(track: Track) -> Mode:
+    """`auto` is online only when logged in; W&B's own WANDB_MODE decides before that."""
+    told = os.environ.get("WANDB_MODE", "")
+    if track.mode != "auto":
+        return track.mode
+    if told in ("offline", "dryrun", "disabled"):
+        return "off" if told == "disabled" else "offline"
+    import wandb
+
+    wandb.setup(settings=_settings(track.patience))
+    wandb.termsetup(_settings(track.patience), None)
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
+
+
+def _knock(patience: float) -> bool:
+    """True when the W&B server takes a connection, or a proxy stands in between; raises OSError otherwise."""
+    import wandb
+
+    server = urlsplit(wandb.setup().settings.base_url)
+    if not getproxies():
+        socket.create_connection((server.hostname or "", server.port or 443), timeout=patience).close()
+    return True
 
 
 def _settings(patience: float) -> Any:
@@ -214,17 +220,3 @@ def _failures() -> tuple[type[BaseException], ...]:
     """Everything W&B is known to raise: plain errors, and each exception class of its own that is loaded."""
     own = [kind for kind in Exception.__subclasses__() if kind.__module__.startswith(FOREIGN)]
     return (*PLAIN_FAILURES, *own)
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one level of `a/b/0` names; only numbers and words are kept."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{name}/")
-        elif isinstance(value, list):
-            found |= flat({str(place): part for place, part in enumerate(value)}, f"{name}/")
-        elif isinstance(value, int | float | str):
-            found[name] = value
-    return found
