@@ -4,6 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("fedbnn", deadline=None)
+settings.load_profile("fedbnn")
 
 
 @pytest.fixture(scope="session")

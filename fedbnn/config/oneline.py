@@ -45,4 +45,6 @@ def _types(text: str) -> str:
 
 def _short(text: str, most: int = 60) -> str:
     """The value as it was given, not too long."""
+    if text == "None":
+        return "null"
     return repr(text) if len(text) <= most else f"{text[:most]!r}..."

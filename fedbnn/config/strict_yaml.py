@@ -58,6 +58,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Text with control characters or odd line ends goes in double quotes, where they are escaped."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text_node)
 for _tag, _pattern in _SCALARS:
     _Dumper.add_implicit_resolver(_tag, _pattern, None)
 

@@ -65,6 +65,21 @@ def shortened(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
+def nulls_as_text(tree: Mapping[str, Any]) -> Tree:
+    """The tree with the word null for each null: jsonargparse checks a word against the type, but lets a null pass."""
+    words = {key: nulls_as_text(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return {key: "null" if value is None else value for key, value in words.items()}
+
+
+def expect_nulls(asked: Mapping[str, Any], got: Mapping[str, Any], path: str = "") -> None:
+    """Raise where null was asked for and a text came out: the key takes text, and nothing is not a text."""
+    for key, value in asked.items():
+        if value is None and got.get(key) is not None:
+            raise ConfigError(f"{path}{key}: expected text, got null")
+        if isinstance(value, Mapping) and isinstance(got.get(key), Mapping):
+            expect_nulls(value, got[key], f"{path}{key}.")
+
+
 def plain(value: Any) -> Any:
     """The value as YAML can hold it: tuples become lists, paths and enums words, dataclasses mappings."""
     if is_dataclass(value) and not isinstance(value, type):

@@ -5,13 +5,16 @@ from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
 
+from fedbnn.config import strict_yaml
 from fedbnn.config.flags import SWITCHES, VALUES
 from fedbnn.config.oneline import oneline
 from fedbnn.config.schema import Builder, Choice, Free, Named, Schema, Section, Value
+from fedbnn.config.tree import expect_nulls, nulls_as_text
 from fedbnn.errors import ConfigError
 
+STRICT = "strict"
 USAGE = "python train.py --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
 EXAMPLE = "example: python train.py --config conf/quickstart.yaml --method fedavg --client.lr 0.01 --stream.clients 50"
@@ -32,9 +35,12 @@ def help_text(schema: Schema, names: Mapping[str, str]) -> str:
 
 
 def _empty() -> ArgumentParser:
-    """A parser that raises its errors and knows nothing yet."""
+    """A parser that raises its errors, reads text by our own YAML rules, and knows no argument yet."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    return ArgumentParser(exit_on_error=False, add_help=False, usage=USAGE, description=ABOUT, epilog=EXAMPLE)
+    set_loader(STRICT, lambda text: strict_yaml.parse(text, "value"), exceptions=(ConfigError,))
+    parser = ArgumentParser(exit_on_error=False, add_help=False, parser_mode=STRICT, usage=USAGE)
+    parser.description, parser.epilog = ABOUT, EXAMPLE
+    return parser
 
 
 def _filled(parser: ArgumentParser, schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
@@ -90,11 +96,9 @@ def _leaves(tree: Namespace, path: str) -> Iterator[str]:
 def checked(parser: ArgumentParser, tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The complete values, and the same with nested dataclasses built; each value has its argument's type."""
     try:
-        values = parser.parse_object(dict(tree))
+        values = parser.parse_object(nulls_as_text(tree))
         built = parser.instantiate(values)
     except (ArgumentError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(oneline(str(error))) from error
-    except RecursionError as error:
-        raise ConfigError("a value is nested too deeply") from error
+    expect_nulls(tree, values.as_dict())
     return values.as_dict(), {key: vars(value) if isinstance(value, Namespace) else value for key, value in vars(built).items()}
-
