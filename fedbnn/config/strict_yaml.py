@@ -63,7 +63,14 @@ def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
+def _list_node(dumper: _Dumper, values: list[Any]) -> yaml.SequenceNode:
+    """A list of scalars stands on one line."""
+    nested = any(isinstance(value, dict | list) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not nested)
+
+
 _Dumper.add_representer(str, _text_node)
+_Dumper.add_representer(list, _list_node)
 for _tag, _pattern in _SCALARS:
     _Dumper.add_implicit_resolver(_tag, _pattern, None)
 

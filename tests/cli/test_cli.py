@@ -1,0 +1,62 @@
+"""The command `fedbnn`."""
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import fedbnn.commands
+from fedbnn import __version__
+from fedbnn.cli import main
+from fedbnn.commands import COMMANDS
+from fedbnn.errors import Exit
+
+FOLDER = Path(fedbnn.commands.__file__).parent
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_named_has_a_main(name: str) -> None:
+    assert callable(import_module(f"fedbnn.commands.{name}").main)
+
+
+def test_every_file_with_a_main_is_named() -> None:
+    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
+    functions = {stem: [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] for stem, tree in trees.items()}
+    assert {stem for stem, names in functions.items() if "main" in names} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_command_alone_lists_its_subcommands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == Exit.DONE
+    text = capsys.readouterr().out
+    assert all(f"fedbnn {name} " in text and summary in text for name, summary in COMMANDS.items())
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == Exit.DONE
+    assert capsys.readouterr().out == f"fedbnn {__version__}\n"
+
+
+WRONG = {
+    ("explian",): "error: unknown command 'explian' (fedbnn); did you mean 'explain'?\n",
+    ("explain", "x"): "error: argument code: invalid int value: 'x' (fedbnn explain); see fedbnn explain --help\n",
+    ("explain", "7"): "error: there is no exit code 7; known: 0, 2, 3, 4, 5, 6, 130, 143\n",
+    ("data", "--sise", "3"): "error: unrecognized arguments: --sise (fedbnn data); see fedbnn data --help\n",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_command_line_is_one_line_and_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == Exit.CONFIGURATION
+    assert capsys.readouterr().err == WRONG[words]
+
+
+def test_explain_prints_one_text_or_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "4"]) == 0
+    one = capsys.readouterr().out
+    assert main(["explain"]) == 0
+    everything = capsys.readouterr().out
+    assert one.startswith("4 (run directory): ")
+    assert one.strip() in everything
+    assert everything.count("\n\n") == len(Exit) - 1

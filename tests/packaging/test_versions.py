@@ -1,0 +1,45 @@
+"""What is installed: declared in pyproject.toml, pinned in constraints.txt."""
+
+import re
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+PINNED = {canonicalize_name(line.split("==")[0]): Version(line.split("==")[1]) for line in LINES}
+REQUIRED = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["flower"]]]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_constraint_is_a_name_and_an_exact_version(line: str) -> None:
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9a-z.]*", line)
+
+
+@pytest.mark.parametrize("requirement", REQUIRED, ids=str)
+def test_what_is_declared_is_pinned_within_its_range(requirement: Requirement) -> None:
+    assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_broken_lightning_releases_are_excluded() -> None:
+    lightning = next(requirement for requirement in REQUIRED if requirement.name == "pytorch-lightning")
+    assert [version for version in ("2.6.1", "2.6.2", "2.6.3", "2.6.6") if version in lightning.specifier] == ["2.6.1", "2.6.6"]
+
+
+def test_the_console_command_is_the_one_tested() -> None:
+    assert PROJECT["scripts"] == {"fedbnn": "fedbnn.cli:main"}
+    installed = [point for point in entry_points(group="console_scripts") if point.name == "fedbnn"]
+    assert all(point.value == "fedbnn.cli:main" for point in installed)
+
+
+def test_the_licence_and_the_lowest_python_are_stated() -> None:
+    assert PROJECT["license"] == "MIT"
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License")
+    assert PROJECT["requires-python"] == ">=3.11"
