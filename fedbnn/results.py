@@ -99,7 +99,7 @@ def _costs(lines: Sequence[Line]) -> dict[str, Any]:
         "seconds_by_part": by_part,
         "bytes_up": sum(line.get("bytes_up", 0) for line in lines),
         "bytes_down": sum(line.get("bytes_down", 0) for line in lines),
-        "bytes_by_round": [line.get("bytes_up", 0) + line.get("bytes_down", 0) for line in lines],
+        "bytes_by_round": {way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")},
         "refused": [_incident(line, client, why) for line in lines for client, why in (line.get("refused") or {}).items()],
         "failed": [_incident(line, client, why) for line in lines for client, why in (line.get("failed") or {}).items()],
     }
