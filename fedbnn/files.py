@@ -53,14 +53,6 @@ def write_atomic(path: Path, payload: bytes) -> None:
         sync_directory(path.parent)
 
 
-def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """Add one JSON line and wait until it is on the disk."""
-    with writing(path), path.open("ab") as file:
-        file.write(as_json(record) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def as_json(value: Mapping[str, object]) -> bytes:
     """One line of JSON, the same for equal values."""
     return json.dumps(value, sort_keys=True).encode()

@@ -22,11 +22,13 @@ from fedbnn.spool import Spool
 
 FLOAT = 4
 CHUNK = 2**22
+ROUNDING = 2.0**-20
 
 
 def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
     """x = value - prior, for weights without a posterior."""
-    return (value.double() - prior.double()).flatten().float()
+    before = prior.double()
+    return _beyond_rounding(value.double() - before, before).flatten().float()
 
 
 def influence_of_factor(prior_precision: Tensor, prior_loc: Tensor, d_precision: Tensor, d_info: Tensor) -> Tensor:
@@ -37,9 +39,14 @@ def influence_of_factor(prior_precision: Tensor, prior_loc: Tensor, d_precision:
     the prior mean moves no mean by itself, it stops all others from moving it.
     """
     precision, loc, change = prior_precision.double(), prior_loc.double(), d_precision.double()
-    pull = (d_info.double() - change * loc) / precision.sqrt()
-    certainty = change / (math.sqrt(2) * precision)
+    pull = _beyond_rounding(d_info.double() - change * loc, precision * loc) / precision.sqrt()
+    certainty = _beyond_rounding(change, precision) / (math.sqrt(2) * precision)
     return torch.cat([pull.flatten(), certainty.flatten()]).float()
+
+
+def _beyond_rounding(change: Tensor, whole: Tensor) -> Tensor:
+    """The change where it is more than what float32 rounds away, 0 elsewhere: a client that learned nothing is at 0."""
+    return torch.where(change.abs() > ROUNDING * whole.abs(), change, 0.0)
 
 
 def squared_distances(points: Spool, clients: Sequence[int]) -> Tensor:
@@ -61,9 +68,11 @@ def squared_distances(points: Spool, clients: Sequence[int]) -> Tensor:
 def ratios(squares: Tensor, voters: Sequence[bool]) -> list[float]:
     """r_k of every client from squared distances (K+1, K+1); 0 where there is nobody to compare it with."""
     distances = squares.sqrt()
-    moved = [vote and bool(distances[k, -1] > 0) for k, vote in enumerate(voters)]
-    far = [_median([float(distances[k, j]) for j, votes in enumerate(moved) if votes and j != k]) for k in range(len(moved))]
-    return [_ratio(far[k], [far[j] for j, votes in enumerate(moved) if votes and j != k]) for k in range(len(moved))]
+    moved = [k for k, vote in enumerate(voters) if vote and distances[k, -1] > 0]
+    others = [[j for j in moved if j != k] for k in range(len(voters))]
+    far = [_median([float(distances[k, j]) for j in others[k]]) for k in range(len(voters))]
+    norms = distances[:, -1].tolist()
+    return [_ratio(far[k], [far[j] for j in others[k]], [norms[j] for j in others[k]]) for k in range(len(voters))]
 
 
 def _median(values: Sequence[float]) -> float:
@@ -71,12 +80,9 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0
 
 
-def _ratio(far: float, others: Sequence[float]) -> float:
-    """far / median(others); nobody is judged by fewer than two others."""
-    if len(others) < 2 or far == 0:
-        return 0.0
-    usual = _median(others)
-    return far / usual if usual > 0 else math.inf
+def _ratio(far: float, others: Sequence[float], norms: Sequence[float]) -> float:
+    """far / median(others); others that agree exactly are measured by their length. Two others at least are needed."""
+    return far / (_median(others) or _median(norms)) if len(others) >= 2 else 0.0
 
 
 def trust(ratio: float, cap: float) -> float:

@@ -79,12 +79,7 @@ class Ledger:
             return None
         directory = self._directory(self.round)
         state = State.from_bytes((directory / STATE).read_bytes())
-        return Committed(self.round, state, self.records()[self.round])
-
-    def records(self) -> dict[int, dict[str, Any]]:
-        """What was measured in the rounds that are kept, by round."""
-        kept = [number for number in manifests.rounds(self._root) if number <= self.round]
-        return {number: json.loads((self._directory(number) / RECORD).read_bytes()) for number in kept}
+        return Committed(self.round, state, json.loads((directory / RECORD).read_bytes()))
 
     def private(self, client: int) -> bytes | None:
         """What this client kept for itself when it last took part, or None if it never did."""

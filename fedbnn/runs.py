@@ -57,29 +57,6 @@ def find(which: str, root: Path) -> Path:
     return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
 
 
-def settle_lines(path: Path, ledger: Ledger) -> None:
-    """Let metrics.jsonl hold every committed round once, in order: later lines go, missing ones come from the ledger."""
-    lines = {number: as_json(record) for number, record in ledger.records().items()}
-    text = path.read_bytes() if path.exists() else b""
-    for line in text.splitlines():
-        number = _round_of(line)
-        if number is not None and number <= ledger.round:
-            lines[number] = line
-    settled = b"".join(lines[number] + b"\n" for number in sorted(lines))
-    if settled != text:
-        write_atomic(path, settled)
-
-
-def _round_of(line: bytes) -> int | None:
-    """The round of a line of metrics; None for half a line."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    number = record.get("round") if isinstance(record, dict) else None
-    return number if isinstance(number, int) else None
-
-
 def _file(ledger: Ledger, name: str) -> Path:
     return ledger.run_dir / "state" / name
 
