@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbnn.figure_style import FAINT, MARKERS, REGIME_COLOURS, canvas, colour, line_style, percent_axis, style
+from fedbnn.figure_style import FAINT, MARKERS, REGIME_COLOURS, canvas, colour, legend_below, line_style, percent_axis, style
 from fedbnn.figures import draw_matrix, draw_reliability, draw_schedule
 from fedbnn.judging import REGIMES
 from fedbnn.tables import MOMENTS, SPOKEN, by_method
@@ -39,7 +39,7 @@ def focus_on_now(runs: Sequence[Json]) -> Figure:
             draw_band(axes, [run["fon"][regime] for run in mine], method, place)
         percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     draw_schedule(strip, max((run["shares"] for run in runs), key=len), runs[0]["task_names"])
-    curves[0].legend(ncols=4, fontsize=8)
+    legend_below(figure, curves[0])
     return figure
 
 
@@ -69,7 +69,7 @@ def _read(run: Json, path: Sequence[str]) -> float | None:
 
 
 def averages(runs: Sequence[Json]) -> Figure:
-    """Average accuracy at task ends and at the end, in both regimes, with the chance level."""
+    """Average accuracy at task ends (pale) and at the end (full), in both regimes, with the chance level."""
     grouped = by_method(runs)
     figure = canvas(7.2, 3.4)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
@@ -82,8 +82,8 @@ def averages(runs: Sequence[Json]) -> Figure:
         axes.axhline(chance, color=FAINT, linestyle=":", linewidth=1.2, label="chance @Fin")
         percent_axis(axes, SPOKEN[regime])
         axes.set_xticks(range(len(grouped)), list(grouped), rotation=35, ha="right")
-        axes.legend(fontsize=8)
     figure.axes[1].set_ylabel("")
+    legend_below(figure, figure.axes[0])
     return figure
 
 
@@ -125,7 +125,7 @@ def forgetting(runs: Sequence[Json]) -> Figure | None:
         _bars(axes, numbers, place, colour=REGIME_COLOURS[regime], alpha=1.0, label=SPOKEN[regime])
     axes.set_xticks(range(len(grouped)), list(grouped), rotation=35, ha="right")
     axes.set(title="Forgetting (lower is better)", ylabel="points")
-    axes.legend()
+    legend_below(figure, axes)
     return figure
 
 
@@ -141,7 +141,7 @@ def reliability(runs: Sequence[Json], diagnostics: Sequence[Json]) -> Figure | N
             draw_reliability(axes, bins, colour(place), method, shadow=False)
         axes.set(title=SPOKEN[regime], xlabel="confidence")
     figure.axes[0].set_ylabel("fraction right")
-    figure.axes[0].legend(fontsize=8)
+    legend_below(figure, figure.axes[0])
     return figure
 
 
@@ -169,7 +169,7 @@ def novelty(runs: Sequence[Json]) -> Figure | None:
     axes.axhline(0.5, color=FAINT, linestyle=":", linewidth=1.2)
     axes.set_xticks(range(len(grouped)), list(grouped), rotation=35, ha="right")
     axes.set(title="Seen against unseen classes", ylabel="AUROC", ylim=(0, 1))
-    axes.legend()
+    legend_below(figure, axes)
     return figure
 
 
@@ -184,7 +184,7 @@ def cost(runs: Sequence[Json]) -> Figure:
         clock.plot([run["seconds"] for run in mine], height, **point)
     sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
     clock.set(title="Time", xlabel="seconds")
-    sent.legend(fontsize=8)
+    legend_below(figure, sent)
     return figure
 
 
@@ -210,5 +210,5 @@ def sweep(setting: str, runs: Mapping[float, Sequence[Json]]) -> Figure:
                     **line_style(place),
                 )
             percent_axis(axes, f"{SPOKEN[regime]} @Fin", setting)
-        figure.axes[0].legend(fontsize=8)
+        legend_below(figure, figure.axes[0])
     return figure

@@ -59,7 +59,7 @@ def colour(place: int) -> str:
     return PALETTE[place % len(PALETTE)]
 
 
-def line_style(place: int) -> dict[str, str]:
+def line_style(place: int) -> dict[str, Any]:
     """Colour and dashes of the n-th line: beyond the palette, lines still differ."""
     return {"color": colour(place), "linestyle": LINES[(place // len(PALETTE)) % len(LINES)]}
 
@@ -67,6 +67,11 @@ def line_style(place: int) -> dict[str, str]:
 def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
     """A y axis from 0 to 100 percent."""
     axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, 102))
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of these axes under the whole figure, where it covers nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
 
 
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:

@@ -7,7 +7,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbnn.figure_style import BLUE, FAINT, GREEN, PURPLE, REGIME_COLOURS, VERMILION, canvas, colour, percent_axis, style
+from fedbnn.figure_style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    PURPLE,
+    REGIME_COLOURS,
+    VERMILION,
+    canvas,
+    colour,
+    legend_below,
+    percent_axis,
+    style,
+)
 from fedbnn.judging import REGIMES
 from fedbnn.tables import SPOKEN
 
@@ -36,7 +48,7 @@ def focus_on_now(results: Json) -> Figure:
         rounds, values = present(results["fon"][regime])
         curve.plot(rounds, values, color=REGIME_COLOURS[regime], label=SPOKEN[regime], marker="o", markersize=3)
     percent_axis(curve, "Focus-on-Now accuracy")
-    curve.legend(loc="lower right", ncols=2)
+    legend_below(figure, curve)
     return figure
 
 
@@ -127,7 +139,7 @@ def forgetting(results: Json) -> Figure | None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set(title="Forgetting by task", xlabel="points lost from the best earlier evaluation to the end")
-    axes.legend()
+    legend_below(figure, axes)
     return figure
 
 
@@ -173,7 +185,7 @@ def uncertainty(results: Json, diagnostics: Json) -> Figure | None:
         area = f", AUROC {areas[name]:.2f}" if areas.get(name) is not None else ""
         axes.set(title=f"{name.replace('_', ' ')}{area}", xlabel="nats")
     figure.axes[0].set_ylabel(f"share of images (round {histograms['round']})")
-    figure.axes[0].legend()
+    legend_below(figure, figure.axes[0])
     return figure
 
 
