@@ -52,12 +52,12 @@ def plan_of(parsed: Parsed) -> Plan:
     weights, buffers = layout.read(trunk)
     rows = library.empty(trunk.width) if method.share == "global" else {}
     gate = parsed.build("gate")
-    work = ClientWork(stream, trunk, layout, method, parsed.build("client"), parsed["trainer"], seed)
+    work = ClientWork(method.audience(stream), trunk, layout, method, parsed.build("client"), parsed["trainer"], seed)
     return Plan(
         config=parsed.values, yaml=parsed.yaml(), run_dir=Path(parsed["run_dir"] or f"runs/{parsed['name']}"), resumed=bool(parsed.flags.resume),
         stream=stream, method=method, layout=layout,
         card=Card(parsed["network"], stream.image_shape, (), stream.look, getattr(method, "bayes_norm", True)),
-        initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout),
+        initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients),
         engine=lambda: parsed.build("engine", worker=work, deadline=gate.deadline_seconds),
         gate=gate, evaluation=parsed.build("evaluate"), track=parsed.build("track"),
     )  # fmt: skip

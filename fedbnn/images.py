@@ -21,12 +21,12 @@ class Look:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """uint8 in 0..255 -> (x / 255 - mean) / deviation."""
-        mean = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1)
         deviation = torch.tensor(self.deviation, device=pixels.device).view(1, -1, 1, 1)
-        return (pixels.float().div_(255) - mean) / deviation
+        offset = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) / deviation
+        return pixels.float().mul_(1 / (255 * deviation)).sub_(offset)
 
     def augment(self, pixels: Tensor) -> Tensor:
-        """Flip each image with probability 1/2 and shift it by up to `shift` pixels (zero padding), as one gather."""
+        """Flip each image with probability 1/2 and shift it by up to `shift` pixels (zero padding)."""
         if self.flip:
             mirrored = torch.rand(len(pixels)) < 0.5
             pixels = torch.where(mirrored.view(-1, 1, 1, 1), pixels.flip(-1), pixels)
@@ -38,11 +38,8 @@ def _shifted(pixels: Tensor, most: int) -> Tensor:
     count, _, height, width = pixels.shape
     padded = torch.nn.functional.pad(pixels, (most, most, most, most))
     top, left = torch.randint(0, 2 * most + 1, (2, count))
-    rows = (top.view(-1, 1) + torch.arange(height)).view(count, 1, height, 1)
-    columns = (left.view(-1, 1) + torch.arange(width)).view(count, 1, 1, width)
-    which = torch.arange(count).view(-1, 1, 1, 1)
-    channel = torch.arange(pixels.shape[1]).view(1, -1, 1, 1)
-    return padded[which, channel, rows, columns]
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+    return windows[torch.arange(count), :, top, left]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedbnn import library
+from fedbnn.discriminant import Discriminant
 from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
 from fedbnn.networks import Classifier
+from fedbnn.places import Places
 from fedbnn.seeds import generator
 from fedbnn.state import State
 
@@ -20,12 +22,13 @@ BATCH = 500
 class Predictor:
     """A state made ready to score images; `classes` are those with a trained row, in the order of the columns."""
 
-    def __init__(self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, device: str = "cpu") -> None:
+    def __init__(self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0) -> None:
         self.classes = library.trained(state)
         self._rows = state.index(self.classes)
-        self._network = Classifier(trunk, len(self.classes)).to(device).eval()
+        self._network = Classifier(trunk, len(self.classes)).eval()
         layout.write(trunk, state["trunk"], state["buffers"])
-        self._layout, self._state, self._device = layout, state, device
+        self._layout, self._state = layout, state
+        self._discriminant = self._places(temperature) if "places.count" in state else None
         self._draws = self._drawn(samples, seed) if state.bayesian and samples else [self._means()]
 
     def _means(self) -> dict[str, Tensor]:
@@ -45,16 +48,24 @@ class Predictor:
         return draws
 
     def _by_name(self, trunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        trunk, rows = trunk.to(self._device), rows.to(self._device)
         named = {f"trunk.{name}": value for name, value in self._layout.views(trunk).items()}
         return {**named, "head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
 
     def scores(self, images: ImageSet) -> Tensor:
         """Log-scores (S, n, C); softmax over any subset of the columns gives that draw's probabilities."""
         with torch.inference_mode():
-            batches = [images.to(self._device) for images, _ in images.batches(BATCH)]
+            batches = [batch for batch, _ in images.batches(BATCH)]
             return torch.stack([torch.cat([self._logits(draw, batch) for batch in batches]) for draw in self._draws])
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
-        logits: Tensor = functional_call(self._network, draw, (batch,))
-        return logits.cpu()
+        """Scores of one draw: from the class posteriors where there are any, else from the rows."""
+        if self._discriminant is None:
+            logits: Tensor = functional_call(self._network, draw, (batch,))
+            return logits
+        trunk = {name.removeprefix("trunk."): value for name, value in draw.items() if name.startswith("trunk.")}
+        features: Tensor = functional_call(self._network.trunk, trunk, (batch,))
+        return self._discriminant.scores(features)
+
+    def _places(self, temperature: float) -> Discriminant:
+        """The class posteriors of the trained rows."""
+        return Discriminant.of(Places.of(self._state, self._state["rows"].shape[1] - 1), self._rows, temperature)

@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from torch import Tensor
+
+from fedbnn.audience import Audience
 from fedbnn.engines import Engine
 from fedbnn.errors import NumericalError
 from fedbnn.gate import Admission, Call, Gate
 from fedbnn.layout import Layout
 from fedbnn.ledger import Ledger
-from fedbnn.messages import Order, Reply
+from fedbnn.messages import Order, Reply, Update
 from fedbnn.methods import BoundaryMethod, Method
+from fedbnn.methods.base import Fold, Spec
+from fedbnn.places import EXCHANGE, PlacesExchange
 from fedbnn.rejected import Rejected
 from fedbnn.spool import Spool
 from fedbnn.state import State
@@ -20,31 +25,6 @@ from fedbnn.wire import digest
 Record = dict[str, Any]
 Roll = dict[int, dict[str, int]]
 Result = TypeVar("Result")
-
-
-class Stream(Protocol):
-    """What the server knows of the clients: who takes part, and how many images of which class they hold."""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        ...
-
-    def participants(self, round: int) -> tuple[int, ...]:
-        """The clients of a round."""
-        ...
-
-    def counts(self, round: int, client: int) -> dict[str, int]:
-        """Images by class of one client in one round."""
-        ...
-
-    def shares(self, round: int) -> tuple[float, ...]:
-        """Share of the clients on each task."""
-        ...
-
-    def task_ends(self) -> tuple[int, ...]:
-        """Last round of each task; told to a `BoundaryMethod` only."""
-        ...
 
 
 class Watcher(Protocol):
@@ -60,7 +40,7 @@ class Federation:
     """All a run is made of. `evaluate` gives the evaluated part of a round's record; `watchers` see every round."""
 
     run: str
-    stream: Stream
+    stream: Audience
     method: Method
     layout: Layout
     engine: Engine
@@ -96,13 +76,14 @@ def play(federation: Federation, state: State, number: int) -> State:
     start, clients = perf_counter(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    roll, traffic = roll_call(federation, number, clients), Traffic()
+    roll, traffic, before = roll_call(federation, number, clients), Traffic(), state
     classes = {name for counts in roll.values() for name in counts}
     state = federation.method.prepare(state, number, sorted(classes), federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for name in exchanges(federation, number):
-            state, roll = exchange(federation, state, Exchange(number, name, roll), privates, traffic)
-        state = _finite(federation.method.settle(state, federation.layout), number)
+            this = Exchange(number, name, roll, party(federation, name, before))
+            state, roll = exchange(federation, state, this, privates, traffic)
+        state = _finite(settled(federation, state, number), number)
         evaluated, evaluation = _timed(lambda: federation.evaluate(state, number, privates))
         traffic.seconds |= {"evaluate": evaluation, "round": perf_counter() - start}
         record = _record(federation, number, clients, roll, traffic) | evaluated
@@ -114,18 +95,53 @@ def play(federation: Federation, state: State, number: int) -> State:
 
 def roll_call(federation: Federation, number: int, clients: Sequence[int]) -> Roll:
     """Images by class of every participant; in the privacy mode only how many there are."""
-    counts = {client: federation.stream.counts(number, client) for client in clients}
+    counts = {client: _held(federation, number, client) for client in clients}
     if federation.method.share == "global":
         return counts
     return {client: {"": sum(by_class.values())} for client, by_class in counts.items()}
 
 
+def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
+    """What one client announces: the images of the round, and those it replays from its own memory."""
+    method = federation.method
+    private = federation.ledger.private(client) if method.replay else None
+    return method.holds(federation.stream.counts(number, client), State.from_bytes(private) if private else None)
+
+
 def exchanges(federation: Federation, number: int) -> tuple[str, ...]:
     """The exchanges of a round; only a `BoundaryMethod` learns whether a task ends here."""
     method = federation.method
+    statistics = (EXCHANGE,) if method.head == "gaussian" else ()
     if isinstance(method, BoundaryMethod):
-        return method.exchanges_at(number, number in federation.stream.task_ends())
-    return method.exchanges(number)
+        return method.exchanges_at(number, number in federation.stream.task_ends()) + statistics
+    return method.exchanges(number) + statistics
+
+
+def settled(federation: Federation, state: State, number: int) -> State:
+    """The state a round ends with; only a `BoundaryMethod` learns whether a task ends here."""
+    method = federation.method
+    if isinstance(method, BoundaryMethod) and method.consolidates(number, number in federation.stream.task_ends()):
+        state = method.consolidate(state)
+    return method.settle(state, federation.layout)
+
+
+class Party(Protocol):
+    """Who defines an exchange: what goes down, what may come up, and how it is folded."""
+
+    def broadcast(self, state: State, exchange: str) -> State: ...
+    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec: ...
+    def defect(self, state: State, update: Update) -> str | None: ...
+    def influence(self, state: State, update: Update) -> Tensor: ...
+    def fold(self, state: State, exchange: str) -> Fold: ...
+
+
+def party(federation: Federation, name: str, before: State) -> Party:
+    """The method, or the class posteriors for the exchange of their statistics."""
+    method = federation.method
+    if name != EXCHANGE:
+        return method
+    width = before["rows"].shape[1] - 1
+    return PlacesExchange(before, width, method.head_decay, method.head_memory, method.head_ridge, method.head_drift)
 
 
 @dataclass(frozen=True)
@@ -135,6 +151,7 @@ class Exchange:
     round: int
     name: str
     roll: Roll
+    party: Party
 
     def totals(self) -> tuple[int, dict[str, int]]:
         """N, and N_c by class."""
@@ -147,18 +164,18 @@ class Exchange:
 
 def exchange(federation: Federation, state: State, this: Exchange, privates: Spool, traffic: Traffic) -> tuple[State, Roll]:
     """Send the state down, let the answers through the gate, fold them in client order."""
-    method, total = federation.method, this.totals()
-    payload = Order(federation.run, this.round, this.name, method.broadcast(state, this.name), *total).to_bytes()
+    party = this.party
+    payload = Order(federation.run, this.round, this.name, party.broadcast(state, this.name), *this.totals()).to_bytes()
     call = Call(
         federation.run, this.round, this.name, digest(payload), this.roll,
-        expected=lambda classes: method.expected(state, this.name, classes),
-        defect=lambda update: method.defect(state, update),
-        influence=lambda update: method.influence(state, update),
+        expected=lambda classes: party.expected(state, this.name, classes),
+        defect=lambda update: party.defect(state, update),
+        influence=lambda update: party.influence(state, update),
     )  # fmt: skip
     with federation.ledger.spool(this.round, this.name) as spool:
         admission = Admission(federation.gate, call, spool, federation.rejected)
         _, waited = _timed(lambda: _collect(federation, payload, this, admission, privates, traffic))
-        folded, folding = _timed(lambda: _fold(method, state, this.name, admission))
+        folded, folding = _timed(lambda: _fold(party, state, this.name, admission))
     for client in set(privates) - set(admission.trust):
         privates.drop(client)
     traffic.bytes_down += len(payload) * len(this.roll)
@@ -187,10 +204,10 @@ def _collect(
             watcher.client_done(answer.client)
 
 
-def _fold(method: Method, state: State, name: str, admission: Admission) -> State:
+def _fold(party: Party, state: State, name: str, admission: Admission) -> State:
     """Compare the accepted with each other, then fold them one by one."""
     admission.close()
-    fold = method.fold(state, name)
+    fold = party.fold(state, name)
     for update, trust in admission:
         fold.add(update, trust)
     return fold.close()

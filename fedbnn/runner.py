@@ -96,7 +96,7 @@ def _federation(plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[r
     """The parts the server loop needs."""
     return rounds.Federation(
         run=f"{plan.config['name']}-{plan.config['seed']}",
-        stream=plan.stream,
+        stream=plan.method.audience(plan.stream),
         method=plan.method,
         layout=plan.layout,
         engine=engine,
@@ -139,7 +139,8 @@ def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, byte
 
 
 def _predictor(plan: Plan, state: State) -> Predictor:
-    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, int(plan.config["seed"]))
+    seed, temperature = int(plan.config["seed"]), plan.method.head_temperature
+    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, temperature)
 
 
 def _leave(plan: Plan, state: State, tracker: Tracker) -> None:

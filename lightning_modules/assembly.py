@@ -50,8 +50,7 @@ class Assembly:
 def assemble(state: State, held: tuple[str, ...], method: Method, private: State | None, width: int) -> Assembly:
     """The rows for the classes `held`, and with `scope: seen` those of all other trained classes behind them."""
     holder = state if method.share == "global" else _own(state, held, method, private, width)
-    others = tuple(name for name in library.trained(holder) if name not in held) if method.scope == "seen" else ()
-    return Assembly(holder, held + others, len(held))
+    return Assembly(holder, method.softmax(holder, held), len(held))
 
 
 def _own(state: State, held: tuple[str, ...], method: Method, private: State | None, width: int) -> State:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.local import LocalTraining
-from fedbnn.methods.base import LocalObjective
+from fedbnn.methods.base import LocalObjective, Method
 from fedbnn.networks import Classifier
 from lightning_modules.client import ClientModule, optimizer
 
@@ -12,9 +12,10 @@ from lightning_modules.client import ClientModule, optimizer
 class PointClient(ClientModule):
     """Trains trunk and rows of one client with the objective of its method."""
 
-    def __init__(self, network: Classifier, objective: LocalObjective, local: LocalTraining, lr: float, optimizer: str) -> None:
+    def __init__(self, network: Classifier, objective: LocalObjective, method: Method, local: LocalTraining) -> None:
         super().__init__()
-        self.network, self.terms, self.local, self.lr, self.kind = network, objective, local, lr, optimizer
+        self.network, self.terms, self.lr = network, objective, method.lr or local.lr
+        self.kind, self.momentum = (method.optimizer, 0.0) if method.optimizer else (local.optimizer, local.momentum)
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms."""
@@ -22,12 +23,12 @@ class PointClient(ClientModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the method change the gradients (control variates)."""
-        self.terms.correct(self.network)
+        self.terms.correct(self.network, self.lr)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One fresh optimiser: nothing of it lives longer than the round."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        return optimizer(self.kind, trained, self.lr, self.local.momentum)
+        return optimizer(self.kind, trained, self.lr, self.momentum)
 
 
 class WarmUp(ClientModule):

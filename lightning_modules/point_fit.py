@@ -31,15 +31,16 @@ def fit_points(
     warm = warm_up(network, assembly, images, local, trainer)
     network.requires_grad_(True)
     terms = method.objective(assignment, network, layout)
-    kind, lr = method.optimizer or local.optimizer, method.lr or local.lr
-    client = PointClient(network, terms, local, lr, kind)
-    fit(client, terms.data(images).loader(local.batch_size, shuffle=True), local.epochs, trainer)
-    weights, buffers = layout.read(trunk)
-    rows = read_rows(network)
-    sent = {"trunk": weights, "buffers": buffers, **terms.sends(network, client.steps, lr)}
+    client = PointClient(network, terms, method, local)
+    fit(client, images.loader(local.batch_size, shuffle=True), local.epochs, trainer)
+    trained, buffers = layout.read(trunk)
+    weights, rows = {"trunk": trained, "buffers": buffers}, read_rows(network)
     if method.share == "global":
-        return sent | {"rows": rows[: assembly.sent]}, terms.keeps(), warm + client.inner
-    return sent, keep_rows(assembly, assignment, {"rows": rows}), warm + client.inner
+        weights["rows"] = rows[: assembly.sent]
+    sent, kept = terms.sends(weights, client.steps, client.lr), terms.keeps()
+    if method.share != "global":
+        kept = keep_rows(assembly, assignment, {"rows": rows}).having(kept.tensors if kept else {})
+    return sent, kept, warm + client.inner
 
 
 def warm_up(network: Classifier, assembly: Assembly, images: Any, local: LocalTraining, trainer: Mapping[str, Any]) -> float:

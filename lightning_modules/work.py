@@ -1,13 +1,13 @@
 """All that happens on a client: read the order, train on the data of the round, answer with an update."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fedbnn import wire
+from fedbnn import places, wire
 from fedbnn.engines import ClientFailed
 from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
@@ -54,11 +54,12 @@ class ClientWork:
     def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
         """Answer one order."""
         start, order = perf_counter(), Order.from_bytes(payload)
-        images = self.data.train(order.round, client)
+        remembered = State.from_bytes(private) if private else None
+        images = self.method.images(self.data.train(order.round, client), remembered)
         counts = images.counts()
         if not counts:
             raise ClientFailed("has no data this round")
-        remembered = State.from_bytes(private) if private else None
+        order = replace(order, state=self.method.begins(order.state, remembered))
         assignment = Assignment(order, client, tuple(counts), images, remembered)
         with forked(address(self.seed, order.exchange, order.round, client)):
             answer = self.train(assignment) if order.exchange == "train" else self.measure(assignment)
@@ -79,6 +80,9 @@ class ClientWork:
     def measure(self, assignment: Assignment) -> Answer:
         """A later exchange of the round: the method measures something under the newest weights."""
         start, state = perf_counter(), assignment.order.state
+        if assignment.order.exchange == places.EXCHANGE:
+            found = places.measure(self.trunk, self.layout, state, assignment.images)
+            return Answer(found, None, perf_counter() - start)
         load_trunk(self.trunk, self.layout, state)
         assembly = assemble(state, assignment.classes, self.method, assignment.private, int(self.trunk.width))
         network = assembly.classifier(self.trunk).eval()

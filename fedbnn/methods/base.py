@@ -4,7 +4,7 @@ Data flow of a round:  state -> broadcast -> (client) local objective -> update 
 A method sees rounds, never tasks: only a `BoundaryMethod` is ever told that a task has ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn import folds, library
+from fedbnn.audience import Audience
 from fedbnn.errors import ConfigError
 from fedbnn.influence import influence_of_point
 from fedbnn.images import ImageSet
@@ -41,20 +42,16 @@ class LocalObjective:
     Made anew for every client and round, so it may hold anchors, teachers and control variates.
     """
 
-    def data(self, images: ImageSet) -> ImageSet:
-        """The images to train on: those of the round, unless a method replays others beside them."""
-        return images
-
     def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         """CE(softmax(f(x)), y) over the rows the client has assembled; `labels` number those rows."""
         return nn.functional.cross_entropy(network(images), labels)
 
-    def correct(self, network: Classifier) -> None:
-        """Change the gradients in place before a step."""
+    def correct(self, network: Classifier, lr: float) -> None:
+        """Change the gradients in place before a step of this length."""
 
-    def sends(self, network: Classifier, steps: int, lr: float) -> dict[str, Tensor]:
-        """Tensors to send beside the weights."""
-        return {}
+    def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
+        """The tensors to send, given the weights after so many steps of this length."""
+        return weights
 
     def keeps(self) -> State | None:
         """What the client remembers for the next time it is asked, if anything."""
@@ -76,31 +73,74 @@ class Assignment:
 class Method:
     """A federated continual method; its fields are its hyperparameters.
 
+    `replay` says that clients store images of the past, `needs_rows` that the server must have the library, and
+    `optimizer` names the one optimiser the method is right with (then without momentum).
+
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
         scope: classes of the training softmax: those of the client's round (`local`) or all seen so far (`seen`).
         share: `global` folds the library too; `trunk_only` leaves the rows on the clients (privacy mode).
+        head: what predicts: the `linear` rows, or `gaussian` class posteriors in feature space.
+        head_decay: part of its old count that a class posterior keeps when the class is seen again.
+        head_memory: part of its old weight that the scatter within classes keeps in a round.
+        head_ridge: how strongly the map that carries class posteriors along prefers to stay.
+        head_drift: whether class posteriors are carried along when the trunk moves.
+        head_temperature: scores of the class posteriors are divided by it.
     """
 
     formula: ClassVar[str] = ""
     replay: ClassVar[bool] = False
+    needs_rows: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
 
     lr: float | None = None
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "trunk_only"] = "global"
+    head: Literal["linear", "gaussian"] = "linear"
+    head_decay: float = 0.5
+    head_memory: float = 0.7
+    head_ridge: float = 1e-3
+    head_drift: bool = True
+    head_temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.head == "gaussian" and self.share == "trunk_only":
+            raise ConfigError("class posteriors are shared, so they cannot stay on the clients", "method.head", "use head: linear")
+        if not (0 <= self.head_decay <= 1 and 0 <= self.head_memory <= 1 and self.head_ridge > 0 and self.head_temperature > 0):
+            raise ConfigError("head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0", "method")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}", "method.lr")
+        if self.needs_rows and self.share != "global":
+            raise ConfigError(f"{type(self).__name__} needs the library on the server", "method.share", "use share: global")
 
-    def start(self, state: State, layout: Layout) -> State:
-        """The state before round 1, given freshly initialised weights."""
+    def audience(self, stream: Audience) -> Audience:
+        """Who takes part with which images: the clients of the stream, unless a bound changes that."""
+        return stream
+
+    def start(self, state: State, layout: Layout, clients: int) -> State:
+        """The state before round 1, given freshly initialised weights and the number of registered clients."""
         return state
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
         """The state a round begins with: rows for every class its participants hold."""
         return library.grow(state, classes, None) if self.share == "global" else state
+
+    def holds(self, counts: Mapping[str, int], private: State | None) -> dict[str, int]:
+        """Images by class that a client trains on: those of its round, and those a method replays."""
+        return dict(counts)
+
+    def images(self, images: ImageSet, private: State | None) -> ImageSet:
+        """The images behind `holds`."""
+        return images
+
+    def begins(self, sent: State, private: State | None) -> State:
+        """The state a client starts from: what it was sent."""
+        return sent
+
+    def softmax(self, library_of: State, held: tuple[str, ...]) -> tuple[str, ...]:
+        """Classes of a client's training softmax: those it holds, and with `scope: seen` all other trained ones behind them."""
+        others = tuple(name for name in library.trained(library_of) if name not in held) if self.scope == "seen" else ()
+        return held + others
 
     def exchanges(self, round: int) -> tuple[str, ...]:
         """The exchanges of this round, in order; each sends the newest state down and folds what comes back."""
@@ -149,9 +189,35 @@ class Method:
         return {}
 
 
+@dataclass(frozen=True)
 class BoundaryMethod(Method):
-    """A method that must be told when a task ends; nothing else ever receives a boundary."""
+    """A method that must be told when a task ends; nothing else ever receives a boundary.
+
+    Args:
+        every: consolidate every so many rounds (for streams without clear boundaries); null at the true end of each task.
+    """
+
+    consolidation: ClassVar[tuple[str, ...]] = ()
+
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every is not None and self.every < 1:
+            raise ConfigError(f"every must be at least 1, not {self.every}", "method.every")
+
+    def consolidates(self, round: int, task_ended: bool) -> bool:
+        """Whether what was learnt so far is consolidated in this round."""
+        return task_ended if self.every is None else round % self.every == 0
 
     def exchanges_at(self, round: int, task_ended: bool) -> tuple[str, ...]:
         """The exchanges of this round, knowing whether it is the last of a task."""
+        return (*self.exchanges(round), *(self.consolidation if self.consolidates(round, task_ended) else ()))
+
+    def consolidate(self, state: State) -> State:
+        """The state a consolidation leaves behind, after all folds of its round."""
         raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """Which boundary was used."""
+        return {"consolidation": "at task ends" if self.every is None else f"every {self.every} rounds"}
