@@ -10,10 +10,12 @@ import fedbnn  # noqa: F401  (first: it makes torchvision importable beside a CP
 
 from pytorch_lightning import Trainer  # isort: skip
 
+from datamodules.schedule_view import draw_schedule, schedule_rows
 from datamodules.stream import FederatedStream
-from fedbnn import library, runs
-from fedbnn.config import Choice, Free, Named, Parsed, Section, Value, parse
+from fedbnn import library
+from fedbnn.config import Choice, Free, Named, Parsed, Section, Value, restored
 from fedbnn.deploy import Card
+from fedbnn.engines.processes import ProcessEngine
 from fedbnn.engines.serial import SerialEngine
 from fedbnn.evaluation import Evaluation
 from fedbnn.gate import Gate
@@ -21,7 +23,8 @@ from fedbnn.layout import layout_of
 from fedbnn.local import LocalTraining
 from fedbnn.methods import METHODS
 from fedbnn.networks import NETWORKS
-from fedbnn.runner import Plan, conduct
+from fedbnn.program import Program
+from fedbnn.runner import Plan
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from fedbnn.tracking import Track
@@ -30,12 +33,18 @@ from lightning_modules.work import ClientWork
 SCHEMA = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
-    "run_dir": Value(str | None, None, "directory of the run; null is runs/NAME"),
+    "run_dir": Value(str | None, None, "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."),
+    "beside": Value(list[str], [], "methods to run after the first one on the same stream, to compare with"),
+    "keep_rounds": Value(int, 3, "how many of the newest rounds stay on disk"),
     "stream": Section(FederatedStream, given=("seed",)),
     "network": Named({name: Choice(build) for name, build in NETWORKS.items()}, "lenet", given=("image_shape",)),
     "method": Named({name: Choice(preset.method, preset.defaults) for name, preset in METHODS.items()}, "fedbnn"),
     "client": Section(LocalTraining),
-    "engine": Named({"serial": Choice(SerialEngine)}, "serial", given=("worker", "deadline")),
+    "engine": Named(
+        {"serial": Choice(SerialEngine), "processes": Choice(ProcessEngine)},
+        "serial",
+        given=("worker", "entry", "config", "deadline", "log"),
+    ),
     "trainer": Free(tuple(inspect.signature(Trainer.__init__).parameters)[1:], "any argument of Lightning's Trainer"),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
@@ -43,31 +52,52 @@ SCHEMA = {
 }
 
 
-def plan_of(parsed: Parsed) -> Plan:
-    """Build every part of a run."""
-    stream, method, seed = parsed.build("stream", seed=parsed["seed"]), parsed.build("method"), parsed["seed"]
-    with forked(address(seed, "network")):
+def client_work(config: Mapping[str, Any]) -> ClientWork:
+    """The client's side of a run, as every worker process composes it."""
+    parsed = restored(config, SCHEMA)
+    stream, method = parsed.build("stream", seed=parsed["seed"]), parsed.build("method")
+    trunk = parsed.build("network", image_shape=stream.image_shape)
+    layout = layout_of(trunk, method.bayes_norm)
+    return ClientWork(method.audience(stream), trunk, layout, method, parsed.build("client"), parsed["trainer"], parsed["seed"])
+
+
+def engine(parsed: Parsed, run_dir: Path, deadline: float | None) -> SerialEngine | ProcessEngine:
+    """Where the clients run."""
+    if parsed["engine"]["name"] == "serial":
+        return parsed.build("engine", worker=client_work(parsed.values), deadline=deadline)
+    composed = {"entry": "train:client_work", "config": parsed.values}
+    return parsed.build("engine", **composed, deadline=deadline, log=run_dir / "log.txt")
+
+
+def plan(parsed: Parsed, run_dir: Path) -> Plan:
+    """Every part of a run."""
+    stream, method, gate = parsed.build("stream", seed=parsed["seed"]), parsed.build("method"), parsed.build("gate")
+    with forked(address(parsed["seed"], "network")):
         trunk = parsed.build("network", image_shape=stream.image_shape)
-    layout = layout_of(trunk, getattr(method, "bayes_norm", True))
+    layout = layout_of(trunk, method.bayes_norm)
     weights, buffers = layout.read(trunk)
     rows = library.empty(trunk.width) if method.share == "global" else {}
-    gate = parsed.build("gate")
-    work = ClientWork(method.audience(stream), trunk, layout, method, parsed.build("client"), parsed["trainer"], seed)
     return Plan(
-        config=parsed.values, yaml=parsed.yaml(), run_dir=Path(parsed["run_dir"] or f"runs/{parsed['name']}"), resumed=bool(parsed.flags.resume),
-        stream=stream, method=method, layout=layout,
-        card=Card(parsed["network"], stream.image_shape, (), stream.look, getattr(method, "bayes_norm", True)),
+        config=parsed.values, yaml=parsed.yaml(), run_dir=run_dir, resumed=bool(parsed.flags.resume),
+        stream=stream, method=method, layout=layout, gate=gate, keep_rounds=parsed["keep_rounds"],
+        card=Card(parsed["network"], stream.image_shape, (), stream.look, method.bayes_norm, method.head_temperature),
         initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients),
-        engine=lambda: parsed.build("engine", worker=work, deadline=gate.deadline_seconds),
-        gate=gate, evaluation=parsed.build("evaluate"), track=parsed.build("track"),
+        engine=lambda: engine(parsed, run_dir, gate.deadline_seconds),
+        evaluation=parsed.build("evaluate"), track=parsed.build("track"),
     )  # fmt: skip
 
 
-def main(argv: Sequence[str]) -> int:
-    parsed = parse(argv, SCHEMA, lambda which: runs.find(which, Path("runs")))
-    conduct(plan_of(parsed))
-    return 0
+def preview(parsed: Parsed, picture: Path) -> Sequence[Mapping[str, object]]:
+    """The schedule of a stream as rows, and as a picture."""
+    stream = parsed.build("stream", seed=parsed["seed"])
+    draw_schedule(stream, picture)
+    return [vars(row) for row in schedule_rows(stream)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python train.py ARGV`."""
+    return Program(SCHEMA, plan, preview).main(sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -184,3 +184,11 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
+    """Print tables, and a last line."""
+    screen = Screen(file=file, highlight=False)
+    for table in made:
+        screen.print(table_formats.terminal(table))
+    _line(screen, last)

@@ -1,8 +1,9 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`. Loading runs nothing.
 
     trunk.<parameter>.loc, trunk.<parameter>.scale    posterior of each weight (no scale for a point)
-    buffers.<name>                                    statistics of batch norm
+    buffers                                           statistics of batch norm, in one vector
     rows.loc, rows.scale, rows.samples                the library, one row (weights, bias) per class
+    places.mean, places.count, places.scatter, ...    the class posteriors, where there are any
 """
 
 import json
@@ -26,6 +27,7 @@ from fedbnn.predictor import Predictor
 from fedbnn.state import State
 
 MODEL, CARD = "model.safetensors", "config.json"
+KEPT = ("rows.", "places.", "buffers")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Card:
     classes: tuple[str, ...]
     look: Look
     bayes_norm: bool = True
-    notes: Mapping[str, Any] | None = None
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Model:
 
     def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
         """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
-        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed)
+        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed, self.card.temperature)
         labels = torch.zeros(len(images), dtype=torch.long)
         scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.look))
         sampled = scores.softmax(-1)
@@ -98,8 +100,8 @@ def _by_site(state: State, layout: Layout) -> dict[str, Tensor]:
     sites = {f"trunk.{name}.loc": value for name, value in layout.views(state["trunk"]).items()}
     if state.bayesian:
         sites |= {f"trunk.{name}.scale": value for name, value in layout.views(state["trunk.scale"]).items()}
-    names = {"rows": "rows.loc", "rows.scale": "rows.scale", "rows.samples": "rows.samples", "buffers": "buffers"}
-    return sites | {names[name]: state[name] for name in names if name in state}
+    sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    return sites | {"rows.loc": state["rows"]}
 
 
 def load(run_dir: Path | str) -> Model:
@@ -127,5 +129,5 @@ def _flat(sites: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     scaled = [sites[f"trunk.{slot.name}.scale"] for slot in layout.slots if f"trunk.{slot.name}.scale" in sites]
     if scaled:
         flat["trunk.scale"] = torch.cat([scale.reshape(-1) for scale in scaled])
-    names = {"rows.loc": "rows", "rows.scale": "rows.scale", "rows.samples": "rows.samples", "buffers": "buffers"}
-    return flat | {names[name]: sites[name] for name in names if name in sites}
+    kept = {name: value for name, value in sites.items() if name.startswith(KEPT) and name != "rows.loc"}
+    return flat | kept | {"rows": sites["rows.loc"]}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedbnn import deploy, diagnostics, environment, personal, records, results, rounds, runs
+from fedbnn import deploy, diagnostics, environment, personal, records, report, results, rounds, runs
 from fedbnn.console import Console
 from fedbnn.deploy import Card
 from fedbnn.engines import Engine
@@ -151,8 +151,7 @@ def _leave(plan: Plan, state: State, tracker: Tracker) -> None:
     records.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
     if plan.method.share == "global":
         deploy.save_model(plan.run_dir, replace(plan.card, classes=state.classes), state, plan.layout)
-    drawn: list[Path] = []
-    tracker.finish(found, drawn)
+    tracker.finish(found, report.write_run(plan.run_dir).figures)
 
 
 def _facts(plan: Plan) -> Facts:

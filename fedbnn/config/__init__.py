@@ -5,7 +5,7 @@ there is no second list of options anywhere. Later layers win: defaults, the YAM
 """
 
 from fedbnn.config.flags import Flags
-from fedbnn.config.parsing import Parsed, parse
+from fedbnn.config.parsing import Parsed, parse, restored
 from fedbnn.config.schema import Choice, Free, Named, Schema, Section, Value
 
-__all__ = ["Choice", "Flags", "Free", "Named", "Parsed", "Schema", "Section", "Value", "parse"]
+__all__ = ["Choice", "Flags", "Free", "Named", "Parsed", "Schema", "Section", "Value", "parse", "restored"]

@@ -60,6 +60,12 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Pa
     return parsed
 
 
+def restored(values: Mapping[str, Any], schema: Schema) -> Parsed:
+    """The configuration whose complete `values` are given, as a worker process receives them."""
+    tree = longhand(dict(values), schema)
+    return _checked(tree, {}, schema, names_in(tree, schema), Flags())
+
+
 def _from_file(flags: Flags, run_directory: Callable[[str], Path]) -> Tree:
     """What the YAML file says; nothing when there is none."""
     if flags.config is not None:
