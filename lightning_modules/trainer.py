@@ -23,7 +23,12 @@ _CHATTER = (".*does not have many workers.*", ".*number of training batches.*", 
 
 
 def fit(module: pl.LightningModule, loader: DataLoader[Batch], epochs: int, options: Mapping[str, Any]) -> pl.Trainer:
-    """Fit a module for some epochs; `options` is the `trainer:` section of the configuration."""
+    """Fit a module for some epochs; `options` is the `trainer:` section of the configuration.
+
+    Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
+    put into training mode here.
+    """
+    module.train()
     with warnings.catch_warnings():
         for text in _CHATTER:
             warnings.filterwarnings("ignore", text)
