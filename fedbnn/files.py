@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedbnn.errors import RunDirectoryError
 
-ASIDE = ".aside-"
+ASIDE, GONE = ".aside-", ".gone-"
 
 
 @contextmanager
@@ -59,9 +59,9 @@ def as_json(value: Mapping[str, object]) -> bytes:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory: first its name in one step, then what it holds. A name that is gone already is fine."""
-    aside = path if path.name.startswith(ASIDE) else path.with_name(ASIDE + path.name)
-    if aside != path and path.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(path, aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Remove a directory: first its name in one step, then what it holds. One that is gone already is fine."""
+    if path.exists():
+        gone = path.with_name(GONE + path.name)
+        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(path, gone)
+        shutil.rmtree(gone)

@@ -148,23 +148,19 @@ class Admission:
 
     def close(self) -> None:
         """Compare the accepted with each other, refuse who stands too far out, and insist on the quorum."""
-        clients = list(self.spool)
-        self.trust = dict.fromkeys(clients, 1.0)
-        self.ratios = self._ratios(clients)
-        for client, ratio in self.ratios.items():
-            cap = self.gate.influence_cap or inf
-            self.trust[client] = influence.trust(ratio, cap)
-            if self.trust[client] == 0:
-                self._expel(client, f"influence {ratio:.3g} times that of the others, the cap is {cap:g}")
+        self.trust = dict.fromkeys(self.spool, 1.0)
+        if self.gate.influence_cap is not None:
+            self._compare(list(self.trust), self.gate.influence_cap)
         self._insist_on_quorum()
 
-    def _ratios(self, clients: list[int]) -> dict[int, float]:
-        """r_k of every accepted client; empty without a cap."""
-        if self.gate.influence_cap is None:
-            return {}
+    def _compare(self, clients: list[int], cap: float) -> None:
+        """Trust of every accepted client from its distance to the others."""
         squares = influence.squared_distances(self.spool.beside("points"), clients)
-        voters = [self._samples[client] > 0 for client in clients]
-        return dict(zip(clients, influence.ratios(squares, voters), strict=True))
+        ratios = influence.ratios(squares, [self._samples[client] > 0 for client in clients])
+        self.ratios = dict(zip(clients, ratios, strict=True))
+        self.trust = dict(zip(clients, influence.trusts(squares, ratios, cap), strict=True))
+        for client in [client for client in clients if self.trust[client] == 0]:
+            self._expel(client, f"influence {self.ratios[client]:.3g} times that of the others, the cap is {cap:g}")
 
     def _expel(self, client: int, reason: str) -> None:
         self._refuse(client, self.spool[client], reason)

@@ -23,6 +23,7 @@ from fedbnn.spool import Spool
 FLOAT = 4
 CHUNK = 2**22
 ROUNDING = 2.0**-20
+LEAST = 1e-6
 
 
 def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
@@ -88,3 +89,9 @@ def _ratio(far: float, others: Sequence[float], norms: Sequence[float]) -> float
 def trust(ratio: float, cap: float) -> float:
     """1 up to the cap, falling to 0 at twice the cap."""
     return min(1.0, max(0.0, 2.0 - ratio / cap))
+
+
+def trusts(squares: Tensor, ratios: Sequence[float], cap: float) -> list[float]:
+    """trust of every client. One that did not move at all may count for nothing but has done nothing to be refused for."""
+    least = [LEAST if square == 0 else 0.0 for square in squares[:-1, -1].tolist()]
+    return [max(floor, trust(ratio, cap)) for floor, ratio in zip(least, ratios, strict=True)]

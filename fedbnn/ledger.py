@@ -173,10 +173,10 @@ class Ledger:
         return names
 
     def _sweep(self) -> None:
-        """Remove what an interrupted process left: what was written aside, spools, client files that no round names."""
+        """Remove what an interrupted process left: names with a dot, spools, client files that no round names."""
         needed = self._needed(number for number in manifests.rounds(self._root) if number <= self.round)
         with writing(self._root):
-            for path in [*self._root.glob(f"{ASIDE}*"), self._root / "spool"]:
+            for path in [*self._root.glob(".*"), self._root / "spool"]:
                 remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
             for path in self._clients.iterdir():
                 if path.name not in needed:
