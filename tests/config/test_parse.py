@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedbnn.config import Section, parse
+from fedbnn.config import Section, parse, restored
 from fedbnn.errors import ConfigError
 from tests.config.sample import SCHEMA, Average, Client, Proximal, Window, parsed
 
@@ -148,3 +148,10 @@ def test_help_has_an_example_and_the_options_of_the_name_chosen(word: str, capsy
     assert "learning rate of the weights" in text
     assert "stream.seed" not in text
     assert "--print_config" in text
+
+
+def test_values_alone_restore_a_configuration(tmp_path: Path) -> None:
+    config = parsed(tmp_path, FULL, "--track.wandb", "off")
+    again = restored(config.values, SCHEMA)
+    assert again.values == config.values
+    assert again.build("client") == config.build("client")
