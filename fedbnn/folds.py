@@ -70,10 +70,10 @@ class PointFold:
         if not update.samples:
             return
         for name, mean in self.means.items():
-            mean.add(_tempered(update.tensors[name], self.state[name], trust), update.samples)
+            mean.add(tempered(update.tensors[name], self.state[name], trust), update.samples)
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), class_counts(update)
-            self.rows.add(index, _tempered(update.tensors["rows"], self.state["rows"][index], trust), counts)
+            self.rows.add(index, tempered(update.tensors["rows"], self.state["rows"][index], trust), counts)
             self.samples[index] += counts
 
     def close(self) -> State:
@@ -84,6 +84,6 @@ class PointFold:
         return self.state.having(folded)
 
 
-def _tempered(value: Tensor, start: Tensor, trust: float) -> Tensor:
+def tempered(value: Tensor, start: Tensor, trust: float) -> Tensor:
     """start + trust (value - start), and exactly `value` at full trust."""
     return value if trust == 1.0 else start + trust * (value - start)

@@ -64,8 +64,8 @@ class Product:
         return damped.precision, damped.info
 
     def weight(self, share: Tensor) -> Tensor:
-        """Every client counts once: its factor already knows how many images it saw."""
-        return torch.ones_like(share)
+        """Every client with images counts once: its factor already knows how many it saw."""
+        return (share > 0).to(share.dtype)
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
         """q_0 times the product of the damped factors."""
@@ -163,13 +163,13 @@ class PosteriorFold:
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in, its factors raised to the power `trust`; a client without data is neutral."""
+        """Fold one update in, its factors raised to the power `trust`, its points tempered; without data it is neutral."""
         if not update.samples:
             return
         whole = torch.tensor([update.samples], dtype=torch.float64)
         self.trunk.add(torch.tensor([0]), factor_of(update, "trunk")[None] ** trust, whole)
-        self.points.add(update.tensors["points"], update.samples)
-        self.buffers.add(update.tensors["buffers"], update.samples)
+        for mean, name in ((self.points, "points"), (self.buffers, "buffers")):
+            mean.add(folds.tempered(update.tensors[name], mean.start, trust), update.samples)
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), folds.class_counts(update)
             self.rows.add(index, factor_of(update, "rows") ** trust, counts)

@@ -1,0 +1,74 @@
+"""Small worlds for the core: images without files, states, updates, and a federation on the digits."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.stream import FederatedStream
+from fedbnn import library
+from fedbnn.engines.serial import SerialEngine
+from fedbnn.gate import Gate
+from fedbnn.layout import layout_of
+from fedbnn.ledger import Ledger
+from fedbnn.local import LocalTraining
+from fedbnn.methods import Method
+from fedbnn.networks import MLP
+from fedbnn.rejected import Rejected
+from fedbnn.rounds import Federation
+from fedbnn.seeds import address, forked
+from fedbnn.state import State
+from lightning_modules.work import ClientWork
+
+LOCAL = LocalTraining(epochs=2, batch_size=16, warmup_epochs=1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    """The same draws in every test, whatever ran before."""
+    with forked(20240607):
+        yield
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
+    """Two tasks of two digits, eight clients, three of them in each of four rounds."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return FederatedStream(
+        sources="digits", tasks=5, rounds_per_task=2, clients=8, clients_per_round=3, alpha=1.0,
+        samples_per_client=40, cache_dir=cache, seed=3,
+    )  # fmt: skip
+
+
+Federate = Callable[..., tuple[Federation, State]]
+
+
+@pytest.fixture
+def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
+    """A federation of this method on the digits, and the state it begins with; every call has a ledger of its own."""
+    ledgers: list[Ledger] = []
+
+    def build(method: Method, seed: int = 3, local: LocalTraining = LOCAL, stream: Any = digits, **parts: Any) -> tuple[Federation, State]:
+        with forked(address(seed, "network")):
+            trunk = MLP(stream.image_shape, (16,))
+        layout = layout_of(trunk, getattr(method, "bayes_norm", True))
+        weights, buffers = layout.read(trunk)
+        rows = library.empty(trunk.width) if method.share == "global" else {}
+        work = ClientWork(stream, trunk, layout, method, local, {}, seed)
+        ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
+        settings = {
+            "run": "test", "stream": stream, "method": method, "layout": layout, "engine": SerialEngine(work), "gate": Gate(),
+            "ledger": ledgers[-1], "rejected": Rejected(tmp_path / "rejected"), "evaluate": lambda *_: {}, "watchers": (),
+        }  # fmt: skip
+        return Federation(**{**settings, **parts}), State({"trunk": weights, "buffers": buffers, **rows})
+
+    yield build
+    for ledger in ledgers:
+        ledger.close()
+
+
+def gaussian_pair(count: int, like: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random means and scales in float64."""
+    return torch.randn(count, generator=like, dtype=torch.float64), 0.1 + torch.rand(count, generator=like, dtype=torch.float64)

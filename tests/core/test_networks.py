@@ -1,0 +1,144 @@
+"""Networks: the numbers of the paper, shapes, and logits that are no probabilities."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedbnn.errors import ConfigError
+from fedbnn.layout import Layout, layout_of
+from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, PaperResNet
+
+COUNTS = {"mlp": 317_400, "lenet": 83_072, "paper_resnet": 6_795_048, "cifar_resnet18": 11_168_832}
+WIDTHS = {"mlp": 100, "lenet": 200, "paper_resnet": 1000, "cifar_resnet18": 512}
+
+
+def size(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_number_of_weights_at_32_pixels(name: str) -> None:
+    assert size(NETWORKS[name]((3, 32, 32))) == COUNTS[name]
+
+
+def test_two_blocks_a_stage_have_the_depth_of_a_resnet18() -> None:
+    network = PaperResNet((3, 32, 32), blocks_per_stage=2)
+    assert size(network) == 13_065_768
+    assert sum(isinstance(module, nn.Conv2d) for module in network.stages.modules()) == 16 + 3
+
+
+def test_the_torchvision_resnet18_is_the_reference_for_the_cifar_one() -> None:
+    from torchvision.models import resnet18
+
+    reference = resnet18(num_classes=1)
+    with_small_stem = size(reference) - 64 * 3 * 49 + 64 * 3 * 9 - size(reference.fc)
+    assert size(CifarResNet18((3, 32, 32))) == with_small_stem
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("side", [32, 64, 96])
+def test_features_and_logits_have_the_right_shape(name: str, side: int) -> None:
+    with torch.device("meta"):
+        network = Classifier(NETWORKS[name]((3, side, side)), 7).eval()
+        images = torch.zeros(2, 3, side, side)
+    assert network.trunk.width == WIDTHS[name]
+    assert network.trunk(images).shape == (2, WIDTHS[name])
+    assert network(images).shape == (2, 7)
+
+
+@pytest.mark.parametrize("side", range(5, 40))
+def test_the_paper_network_knows_its_own_last_map(side: int) -> None:
+    with torch.device("meta"):
+        assert PaperResNet((1, side, side)).eval()(torch.zeros(2, 1, side, side)).shape == (2, 1000)
+
+
+def test_the_paper_network_is_the_table() -> None:
+    network = PaperResNet((3, 32, 32))
+    stem = network.stem[0]
+    assert (stem.kernel_size, stem.stride, stem.padding) == ((7, 7), (4, 4), (1, 1))
+    shortcuts = [stage.shortcut[0].kernel_size for stage in network.stages if not isinstance(stage.shortcut, nn.Identity)]
+    assert shortcuts == [(3, 3)] * 3
+    assert all(isinstance(stage.last, nn.Identity) for stage in network.stages)
+
+
+def test_logits_are_not_probabilities() -> None:
+    network = Classifier(LeNet((3, 32, 32)), 5)
+    with torch.no_grad():
+        logits = network(torch.randn(8, 3, 32, 32))
+    assert bool((logits < 0).any())
+    assert not torch.allclose(logits.sum(1), torch.ones(8))
+    features = network.trunk(torch.zeros(1, 3, 32, 32))
+    torch.testing.assert_close(network(torch.zeros(1, 3, 32, 32)), features @ network.head.weight.T + network.head.bias)
+
+
+@pytest.mark.parametrize(("name", "side"), [("lenet", 15), ("paper_resnet", 4)])
+def test_images_too_small_are_refused_by_name(name: str, side: int) -> None:
+    with pytest.raises(ConfigError, match=name):
+        NETWORKS[name]((3, side, side))
+
+
+@pytest.mark.parametrize("name", ["paper_resnet", "cifar_resnet18"])
+def test_group_norm_has_no_statistics(name: str) -> None:
+    assert layout_of(NETWORKS[name]((3, 32, 32), norm="group")).buffers == ()
+    assert layout_of(NETWORKS[name]((3, 32, 32), norm="batch")).buffers != ()
+
+
+def small_resnet() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4))
+
+
+@pytest.mark.parametrize("bayes_norm", [True, False])
+def test_what_a_layout_reads_it_writes_back(bayes_norm: bool) -> None:
+    source, target = small_resnet(), small_resnet()
+    source(torch.randn(9, 3, 4, 4))
+    layout = layout_of(source, bayes_norm)
+    layout.write(target, *layout.read(source))
+    for name, value in source.state_dict().items():
+        if "num_batches" not in name:
+            assert torch.equal(target.state_dict()[name], value)
+
+
+def test_what_is_read_is_a_copy() -> None:
+    network = small_resnet()
+    layout = layout_of(network)
+    weights, buffers = layout.read(network)
+    weights.zero_(), buffers.fill_(7)
+    assert bool((layout.read(network)[0] != 0).any())
+    assert not bool((layout.read(network)[1] == 7).any())
+
+
+def test_views_share_the_memory_of_the_vector_and_cover_it_once() -> None:
+    layout = layout_of(small_resnet())
+    vector = torch.arange(layout.size)
+    views = layout.views(vector)
+    assert torch.cat([view.reshape(-1) for view in views.values()]).sort().values.equal(vector)
+    assert all(view.data_ptr() >= vector.data_ptr() for view in views.values())
+    torch.testing.assert_close(layout.flatten(views), vector)
+
+
+def test_points_stand_behind_the_latent_weights() -> None:
+    layout = layout_of(small_resnet(), bayes_norm=False)
+    assert layout.size - layout.latent == 16
+    assert [slot.name for slot in layout.slots if slot.start >= layout.latent] == ["1.weight", "1.bias"]
+    assert set(layout.views(torch.zeros(layout.latent))) == {"0.weight", "3.weight", "3.bias"}
+
+
+def scale_of(layout: Layout, name: str, gain: float) -> torch.Tensor:
+    return layout.views(layout.initial_scale(gain))[name]
+
+
+def test_the_initial_scale_is_gain_over_root_fan_in() -> None:
+    layout = layout_of(small_resnet())
+    assert scale_of(layout, "0.weight", 0.3).unique().item() == pytest.approx(0.3 / (3 * 9) ** 0.5)
+    assert scale_of(layout, "3.weight", 0.3).unique().item() == pytest.approx(0.3 / 32**0.5)
+    assert scale_of(layout, "3.bias", 0.3).unique().item() == pytest.approx(0.3 / 32**0.5)
+    assert layout.initial_scale(0.05, constant=True).unique().item() == pytest.approx(0.05)
+
+
+def test_the_initial_scale_keeps_the_noise_of_a_layer_independent_of_its_width() -> None:
+    noises = []
+    for width in (50, 5000):
+        layout = layout_of(MLP((1, 1, width), (20,)))
+        draw = layout.views(layout.initial_scale(1.0) * torch.randn(layout.size))["layers.1.weight"]
+        noises.append((torch.ones(width) @ draw.T).std().item())
+    assert noises[0] == pytest.approx(noises[1], rel=0.7)
