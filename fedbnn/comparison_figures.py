@@ -7,7 +7,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbnn.figure_style import FAINT, MARKERS, REGIME_COLOURS, canvas, colour, legend_below, line_style, percent_axis, style
+from fedbnn.figure_style import (
+    FAINT,
+    MARKERS,
+    REGIME_COLOURS,
+    canvas,
+    colour,
+    legend_below,
+    line_style,
+    percent_axis,
+    settled,
+    style,
+)
 from fedbnn.figures import draw_matrix, draw_reliability, draw_schedule
 from fedbnn.judging import REGIMES
 from fedbnn.tables import MOMENTS, SPOKEN, by_method
@@ -18,21 +29,22 @@ Json = Mapping[str, Any]
 def of_comparison(runs: Sequence[Json], diagnostics: Sequence[Json]) -> dict[str, Figure]:
     """All figures of these runs, by name; `diagnostics` belong to the runs one by one."""
     with style():
-        drawn = {
-            "focus_on_now": focus_on_now(runs),
-            "averages": averages(runs),
-            "accuracy_matrix": accuracy_matrices(runs),
-            "forgetting": forgetting(runs),
-            "reliability": reliability(runs, diagnostics),
-            "novelty": novelty(runs),
-            "cost": cost(runs),
-        }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        return settled(
+            {
+                "focus_on_now": focus_on_now(runs),
+                "averages": averages(runs),
+                "accuracy_matrix": accuracy_matrices(runs),
+                "forgetting": forgetting(runs),
+                "reliability": reliability(runs, diagnostics),
+                "novelty": novelty(runs),
+                "cost": cost(runs),
+            }
+        )
 
 
 def focus_on_now(runs: Sequence[Json]) -> Figure:
     """Focus-on-Now accuracy, mean and standard deviation over the seeds, above the schedule of the tasks."""
-    figure = canvas(7.2, 6.4)
+    figure = canvas(6.4, 6.4)
     *curves, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
     for axes, regime in zip(curves, REGIMES, strict=True):
         for place, (method, mine) in enumerate(by_method(runs).items()):
@@ -71,7 +83,7 @@ def _read(run: Json, path: Sequence[str]) -> float | None:
 def averages(runs: Sequence[Json]) -> Figure:
     """Average accuracy at task ends (pale) and at the end (full), in both regimes, with the chance level."""
     grouped = by_method(runs)
-    figure = canvas(7.2, 3.4)
+    figure = canvas(5.4, 3.4)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         for place, moment in enumerate(MOMENTS):
             numbers = [_numbers(mine, regime, f"avg_{moment}") for mine in grouped.values()]
@@ -98,7 +110,7 @@ def _bars(axes: Axes, numbers: Sequence[tuple[float, float]], place: int, colour
 def accuracy_matrices(runs: Sequence[Json]) -> Figure:
     """The accuracy matrix of every method, averaged over its seeds: methods down, regimes across."""
     grouped, names = by_method(runs), runs[0]["task_names"]
-    figure = canvas(7.2, (1.2 + 0.3 * len(names)) * len(grouped))
+    figure = canvas(5.4, (1.2 + 0.3 * len(names)) * len(grouped))
     rows = figure.subplots(len(grouped), 2, squeeze=False)
     for line, (method, mine) in zip(rows, grouped.items(), strict=True):
         for axes, regime in zip(line, REGIMES, strict=True):
@@ -118,7 +130,7 @@ def forgetting(runs: Sequence[Json]) -> Figure | None:
     grouped = by_method(runs)
     if len(runs[0]["task_names"]) < 2:
         return None
-    figure = canvas(7.2, 3.0)
+    figure = canvas(5.4, 3.0)
     axes = figure.subplots()
     for place, regime in enumerate(REGIMES):
         numbers = [_numbers(mine, regime, "forgetting") for mine in grouped.values()]
@@ -134,7 +146,7 @@ def reliability(runs: Sequence[Json], diagnostics: Sequence[Json]) -> Figure | N
     pairs = [(run["method"], one["reliability"]) for run, one in zip(runs, diagnostics, strict=True) if one.get("reliability")]
     if not pairs:
         return None
-    figure = canvas(7.2, 3.6)
+    figure = canvas(5.4, 3.6)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         for place, method in enumerate(dict.fromkeys(name for name, _ in pairs)):
             bins = _pooled([one[regime] for name, one in pairs if name == method])
@@ -161,7 +173,7 @@ def novelty(runs: Sequence[Json]) -> Figure | None:
     grouped = {method: mine for method, mine in by_method(runs).items() if any(run["novelty"] for run in mine)}
     if not grouped:
         return None
-    figure = canvas(7.2, 3.0)
+    figure = canvas(5.4, 3.0)
     axes = figure.subplots()
     for place, (name, fill) in enumerate((("entropy", colour(2)), ("mutual_information", colour(3)))):
         numbers = [_numbers(mine, "novelty", name) for mine in grouped.values()]
@@ -175,7 +187,7 @@ def novelty(runs: Sequence[Json]) -> Figure | None:
 
 def cost(runs: Sequence[Json]) -> Figure:
     """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
-    figure = canvas(7.2, 3.4)
+    figure = canvas(5.4, 3.4)
     sent, clock = figure.subplots(1, 2, sharey=True)
     for place, (method, mine) in enumerate(by_method(runs).items()):
         height = [_read(run, ("class_agnostic", "avg_fin")) or np.nan for run in mine]
@@ -193,7 +205,7 @@ def sweep(setting: str, runs: Mapping[float, Sequence[Json]]) -> Figure:
     values = sorted(runs)
     methods = list(dict.fromkeys(run["method"] for value in values for run in runs[value]))
     with style():
-        figure = canvas(7.2, 3.4)
+        figure = canvas(5.4, 3.4)
         for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
             for place, method in enumerate(methods):
                 numbers = [

@@ -5,6 +5,7 @@ Figures are saved as PNG; in a page they stand as SVG whose ink follows the page
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": FAINT,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
+    "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedbnn",
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
@@ -44,12 +46,18 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the house style, and leave matplotlib as it was."""
-    with mpl.rc_context(STYLE):
+    """Draw in the house style, and leave matplotlib as it was; a letter that the font lacks is not worth a warning."""
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
-def canvas(width: float = 7.2, height: float = 3.6) -> Figure:
+def short(name: str, most: int = 18) -> str:
+    """The name, cut where it would crowd out the figure."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def canvas(width: float, height: float) -> Figure:
     """An empty figure whose parts make room for each other."""
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -71,7 +79,18 @@ def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
 
 def legend_below(figure: Figure, axes: Axes) -> None:
     """The legend of these axes under the whole figure, where it covers nothing."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+
+
+def settled(drawn: Mapping[str, Figure | None]) -> dict[str, Figure]:
+    """The figures there are, each laid out once for all formats."""
+    found = {name: figure for name, figure in drawn.items() if figure is not None}
+    for figure in found.values():
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
+        figure.set_layout_engine("none")
+    return found
 
 
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:

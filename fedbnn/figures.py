@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from fedbnn.figure_style import (
     BLUE,
@@ -18,6 +19,8 @@ from fedbnn.figure_style import (
     colour,
     legend_below,
     percent_axis,
+    settled,
+    short,
     style,
 )
 from fedbnn.judging import REGIMES
@@ -29,16 +32,17 @@ Json = Mapping[str, Any]
 def of_run(results: Json, diagnostics: Json) -> dict[str, Figure]:
     """All figures that this run has the numbers for, by name."""
     with style():
-        drawn = {
-            "focus_on_now": focus_on_now(results),
-            "accuracy_matrix": accuracy_matrix(results),
-            "forgetting": forgetting(results),
-            "reliability": reliability(diagnostics),
-            "uncertainty": uncertainty(results, diagnostics),
-            "posterior_scale": posterior_scale(results),
-            "communication": communication(results),
-        }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        return settled(
+            {
+                "focus_on_now": focus_on_now(results),
+                "accuracy_matrix": accuracy_matrix(results),
+                "forgetting": forgetting(results),
+                "reliability": reliability(diagnostics),
+                "uncertainty": uncertainty(results, diagnostics),
+                "posterior_scale": posterior_scale(results),
+                "communication": communication(results),
+            }
+        )
 
 
 def focus_on_now(results: Json) -> Figure:
@@ -60,7 +64,7 @@ def present(values: Sequence[float | None]) -> tuple[list[int], list[float]]:
 
 def with_schedule(shares: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[Figure, Axes]:
     """A figure with one large plot and, under it on the same x axis, the share of each task in every round."""
-    figure = canvas(7.2, 4.2)
+    figure = canvas(6.4, 4.0)
     upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (4, 1)})
     draw_schedule(lower, shares, names)
     return figure, upper
@@ -69,7 +73,7 @@ def with_schedule(shares: Sequence[Sequence[float]], names: Sequence[str]) -> tu
 def schedule(shares: Sequence[Sequence[float]], names: Sequence[str]) -> Figure:
     """The schedule alone: which share of the clients works on which task, and when."""
     with style():
-        figure = canvas(7.2, 2.2)
+        figure = canvas(6.4, 2.2)
         draw_schedule(figure.subplots(), shares, names)
     return figure
 
@@ -91,14 +95,14 @@ def _label(axes: Axes, rounds: Any, share: Any, below: Any, name: str, tasks: in
     if tasks <= 10 and len(share) and share.max() > 0:
         strongest = np.flatnonzero(share >= share.max() - 1e-9)
         place = strongest[len(strongest) // 2]
-        short = name if len(name) <= 60 // tasks else name[: 60 // tasks - 1] + "…"
-        axes.text(rounds[strongest].mean(), below[place] + share[place] / 2, short, ha="center", va="center", fontsize=8)
+        middle = below[place] + share[place] / 2
+        axes.text(rounds[strongest].mean(), middle, short(name, 60 // tasks), ha="center", va="center", fontsize=8)
 
 
 def accuracy_matrix(results: Json) -> Figure:
     """Accuracy of every task at the end of every task, in both regimes."""
     names = results["task_names"]
-    figure = canvas(7.2, 1.4 + 0.42 * len(names))
+    figure = canvas(5.4, 1.4 + 0.42 * len(names))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         draw_matrix(axes, results[regime]["matrix"], names, SPOKEN[regime])
         axes.set_xlabel("tested task")
@@ -116,7 +120,7 @@ def draw_matrix(axes: Axes, matrix: Sequence[Sequence[float | None]], names: Seq
             axes.text(
                 column, row, f"{value:.0f}", ha="center", va="center", fontsize=size, color="white" if value < 55 else "black"
             )
-    ticks = range(len(names))
+    ticks, names = range(len(names)), list(map(short, names))
     axes.set_xticks(
         ticks, names, rotation=35 if max(map(len, names)) > 4 else 0, ha="right" if max(map(len, names)) > 4 else "center"
     )
@@ -130,13 +134,13 @@ def forgetting(results: Json) -> Figure | None:
     names = results["task_names"][:-1]
     if not names:
         return None
-    figure = canvas(7.2, 1.4 + 0.35 * len(names))
+    figure = canvas(5.4, 1.4 + 0.35 * len(names))
     axes, rows = figure.subplots(), np.arange(len(names))
     for place, regime in enumerate(REGIMES):
         drops = [np.nan if value is None else value for value in results[regime]["forgetting_by_task"][:-1]]
         axes.barh(rows + 0.38 * place - 0.19, drops, height=0.36, color=REGIME_COLOURS[regime], label=SPOKEN[regime])
     axes.axvline(0, color=FAINT, linewidth=0.8)
-    axes.set_yticks(rows, names)
+    axes.set_yticks(rows, list(map(short, names)))
     axes.invert_yaxis()
     axes.set(title="Forgetting by task", xlabel="points lost from the best earlier evaluation to the end")
     legend_below(figure, axes)
@@ -148,7 +152,7 @@ def reliability(diagnostics: Json) -> Figure | None:
     bins = diagnostics.get("reliability")
     if not bins:
         return None
-    figure = canvas(7.2, 3.4)
+    figure = canvas(5.4, 3.4)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         draw_reliability(axes, bins[regime], REGIME_COLOURS[regime])
         axes.set(title=SPOKEN[regime], xlabel="confidence")
@@ -176,14 +180,14 @@ def uncertainty(results: Json, diagnostics: Json) -> Figure | None:
     histograms = diagnostics.get("uncertainty")
     if not histograms or not sum(histograms["entropy"]["unseen"]):
         return None
-    figure = canvas(7.2, 3.0)
+    figure = canvas(5.4, 3.0)
     areas = (
         {one["round"]: one for one in results["novelty"]["by_round"]}.get(histograms["round"], {}) if results["novelty"] else {}
     )
     for axes, name in zip(figure.subplots(1, 2), ("entropy", "mutual_information"), strict=True):
         _draw_histogram(axes, histograms[name])
-        area = f", AUROC {areas[name]:.2f}" if areas.get(name) is not None else ""
-        axes.set(title=f"{name.replace('_', ' ')}{area}", xlabel="nats")
+        area = f" (AUROC {areas[name]:.2f})" if areas.get(name) is not None else ""
+        axes.set(title=name.replace("_", " "), xlabel=f"nats{area}")
     figure.axes[0].set_ylabel(f"share of images (round {histograms['round']})")
     legend_below(figure, figure.axes[0])
     return figure
@@ -200,7 +204,7 @@ def posterior_scale(results: Json) -> Figure | None:
     """The spread of the weights over the rounds: median, and the band that holds nine weights in ten."""
     if not results["posterior"]:
         return None
-    figure = canvas(7.2, 3.0)
+    figure = canvas(5.4, 3.0)
     axes, rounds = figure.subplots(), [one["round"] for one in results["posterior"]]
     for name, line in (("trunk", GREEN), ("rows", PURPLE)):
         values = [one["scale"].get(name) for one in results["posterior"]]
@@ -208,13 +212,15 @@ def posterior_scale(results: Json) -> Figure | None:
         axes.plot(rounds, table[:, 1], color=line, label="feature extractor" if name == "trunk" else "class rows")
         axes.fill_between(rounds, table[:, 0], table[:, 2], color=line, alpha=0.2, linewidth=0)
     axes.set(title="Posterior scale of the weights", xlabel="round", ylabel="standard deviation", yscale="log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend()
     return figure
 
 
 def communication(results: Json) -> Figure:
     """Bytes sent so far, and where the seconds went."""
-    figure = canvas(7.2, 2.8)
+    figure = canvas(5.4, 2.8)
     traffic, clock = figure.subplots(1, 2)
     for way, line in (("up", BLUE), ("down", VERMILION)):
         total = np.cumsum(results["bytes_by_round"][way]) / 1e6

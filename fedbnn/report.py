@@ -151,7 +151,7 @@ def _incidents(runs: Sequence[Json]) -> list[dict[str, Any]]:
         for kind, word in words.items()
         for one in run[kind]
     ]
-    return found[:MOST_INCIDENTS]
+    return sorted(found, key=lambda one: (one["run"], one["round"]))[:MOST_INCIDENTS]
 
 
 def _facts(results: Json) -> dict[str, str]:

@@ -37,9 +37,15 @@ def _lost(results: Results) -> str:
 
 
 def _incidents(results: Results) -> str:
-    refused, failed = len(results["refused"]), len(results["failed"])
-    parts = [f"{count} {word}" for count, word in ((refused, "updates refused"), (failed, "clients without an answer")) if count]
+    counts = {"update refused": len(results["refused"]), "client without an answer": len(results["failed"])}
+    parts = [f"{count} {word if count == 1 else _plural(word)}" for word, count in counts.items() if count]
     return f"Not counted: {' and '.join(parts)}." if parts else ""
+
+
+def _plural(words: str) -> str:
+    """The first word in the plural."""
+    first, rest = words.split(" ", 1)
+    return f"{first}s {rest}"
 
 
 def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> str:
@@ -72,6 +78,8 @@ def _against(reference: str, other: str, finals: Mapping[str, Mapping[int, float
     if not differences:
         return ""
     size = Cell(abs(mean(differences))).text()
+    if float(size) == 0:
+        return f"{reference} and {other} end level."
     word = "above" if mean(differences) > 0 else "below"
     if len(differences) < 2:
         return f"{reference} is {size} points {word} {other} (one seed)."

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbnn import diagnostics, records, report
+from fedbnn.environment import environment
 from fedbnn.images import ImageSet
 from fedbnn.results import Facts, results
 
@@ -120,12 +123,21 @@ def _made_up_task(task: int, current: int, random: Random) -> dict[str, Any]:
     aware, agnostic = 90 - 6 * (current - task) + random.random(), 80 - 25 * (current - task) + random.random()
     rest = {"nll": 0.6, "brier": 0.3, "ece": 0.08}
     chance = {"task_aware": 50.0, "class_agnostic": 100 / (2 * (current + 1))}
-    return {"images": 40, "task_aware": {"accuracy": aware, **rest}, "class_agnostic": {"accuracy": agnostic, **rest}, "chance": chance}
+    return {
+        "images": 40,
+        "task_aware": {"accuracy": aware, **rest},
+        "class_agnostic": {"accuracy": agnostic, **rest},
+        "chance": chance,
+    }
 
 
 def _made_up_diagnostics() -> dict[str, Any]:
     confidence = [(place + 0.5) / 15 for place in range(15)]
-    bins = {"images": [place * 3 for place in range(15)], "confidence": confidence, "accuracy": [0.9 * value for value in confidence]}
+    bins = {
+        "images": [place * 3 for place in range(15)],
+        "confidence": confidence,
+        "accuracy": [0.9 * value for value in confidence],
+    }
     counts = {"seen": [float(30 - place) for place in range(30)], "unseen": [float(place) for place in range(30)]}
     histogram = {"edges": [place / 15 for place in range(31)], **counts}
     return {
@@ -155,10 +167,40 @@ def run(lines: list[dict[str, Any]], facts: Facts) -> dict[str, Any]:
 
 @pytest.fixture
 def grid() -> list[dict[str, Any]]:
-    """Three methods by three seeds; `fcil` stores images."""
-    methods = {"fedbnn": 0, "fedavg": 0, "fcil": 200}
-    return [
-        results(made_up_lines(10 * place + seed, bayesian=name == "fedbnn"), made_up_facts(name, seed, stored))
-        for place, (name, stored) in enumerate(methods.items())
-        for seed in range(3)
-    ]
+    return [run for run, _ in _grid()]
+
+
+def _grid() -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Three methods by three seeds, results and lines; `fcil` stores images."""
+    found = []
+    for place, (name, stored) in enumerate({"fedbnn": 0, "fedavg": 0, "fcil": 200}.items()):
+        for seed in range(3):
+            lines = made_up_lines(10 * place + seed, bayesian=name == "fedbnn")
+            found.append((results(lines, made_up_facts(name, seed, stored)), lines))
+    return found
+
+
+def _written(directory: Path, run: dict[str, Any], lines: list[dict[str, Any]]) -> Path:
+    """A run directory with the files a report reads."""
+    directory.mkdir(parents=True)
+    records.write_json(directory / "results.json", run)
+    records.write_json(directory / "diagnostics.json", diagnostics.last(lines))
+    records.write_json(directory / "env.json", environment())
+    (directory / "config.yaml").write_text("name: toy\nnote: <script>alert('config')</script>\n")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of one run."""
+    lines = made_up_lines()
+    run = results(lines, made_up_facts("fedbnn", 0))
+    return report.write_run(_written(tmp_path_factory.mktemp("report") / "run", run, lines)).page
+
+
+@pytest.fixture(scope="session")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of three methods by three seeds."""
+    root = tmp_path_factory.mktemp("comparison")
+    dirs = [_written(root / f"{run['method']}-{run['seed']}", run, lines) for run, lines in _grid()]
+    return report.write_comparison(dirs, root / "made", "Three <toy> tasks").page

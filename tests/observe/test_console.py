@@ -93,10 +93,10 @@ def test_a_dumb_terminal_gets_plain_lines(lines, run, monkeypatch) -> None:
 
 
 def test_the_bars_are_taken_away_when_a_run_is_stopped() -> None:
-    file = Terminal()
-    with pytest.raises(KeyboardInterrupt), Console(5, file=file) as console:
+    file, interrupted = Terminal(), KeyboardInterrupt()
+    with Console(5, file=file) as console:
         console.round_started(1, [1, 2])
-        raise KeyboardInterrupt
+        console.__exit__(type(interrupted), interrupted, None)
     assert file.getvalue().rstrip("\r").endswith(("\x1b[?25h", "\x1b[2K", "\x1b[1A"))
     assert "\x1b[?25h" in file.getvalue()
 

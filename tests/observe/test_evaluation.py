@@ -107,7 +107,9 @@ def test_between_evaluations_the_line_is_empty(stream, predictor) -> None:
     assert line == {"fon": None, "tasks": [None] * 3, "novelty": None, "diagnostics": None, "seen_classes": 2}
 
 
-@pytest.mark.parametrize(("round", "now", "full"), [(1, False, False), (2, True, True), (3, True, True), (5, False, False), (6, True, True)])
+@pytest.mark.parametrize(
+    ("round", "now", "full"), [(1, False, False), (2, True, True), (3, True, True), (5, False, False), (6, True, True)]
+)
 def test_task_ends_and_the_last_round_are_always_evaluated(stream, round, now, full) -> None:
     settings = Evaluation(every=3, tasks_every=3)
     assert settings.now(round, stream) is now

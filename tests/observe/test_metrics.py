@@ -1,6 +1,7 @@
 """Numbers about predictions: identities, closed forms, and scikit-learn as the independent witness."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_ece_agrees_with_a_plain_loop_over_the_bins() -> None:
     probabilities, labels = drawn(2)
     confidence, right = probabilities.max(-1).values.numpy(), (probabilities.argmax(-1) == labels).numpy()
     total, edges = 0.0, np.linspace(0, 1, 16)
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         inside = (confidence > low) & (confidence <= high)
         if inside.any():
             total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
