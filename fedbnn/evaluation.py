@@ -115,8 +115,8 @@ def begun(stream: Stream, round: int) -> list[bool]:
 def _full(predictor: Predictor, stream: Stream, round: int, settings: Evaluation) -> dict[str, object]:
     """Every task begun, on its full test set; and whether images of classes never seen look strange."""
     judged = [
-        judge(predictor, stream.test(number), task, settings.batch_size) if started else None
-        for number, (task, started) in enumerate(zip(stream.tasks, begun(stream, round), strict=True))
+        _judged(predictor, stream, number, stream.test(number), settings) if started else None
+        for number, started in enumerate(begun(stream, round))
     ]
     known = [one for one in judged if one is not None]
     strange = [_strangers(predictor, stream, number, settings) for number, one in enumerate(judged) if one is None]
@@ -136,7 +136,12 @@ def _strangers(predictor: Predictor, stream: Stream, task: int, settings: Evalua
     """Some images of a task not begun yet, the same ones in every round and run."""
     images = stream.test(task)
     chosen = torch.randperm(len(images), generator=generator(0, "novelty", task))[: settings.novelty_images]
-    return judge(predictor, images.subset(chosen), stream.tasks[task], settings.batch_size) if len(chosen) else None
+    return _judged(predictor, stream, task, images.subset(chosen), settings)
+
+
+def _judged(predictor: Predictor, stream: Stream, task: int, images: ImageSet, settings: Evaluation) -> Judged | None:
+    """Predictions for images of one task, if there are any."""
+    return judge(predictor, images, stream.tasks[task], settings.batch_size) if len(images) else None
 
 
 def _task_line(judged: Judged) -> dict[str, object]:

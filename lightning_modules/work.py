@@ -55,12 +55,13 @@ class ClientWork:
         """Answer one order."""
         start, order = perf_counter(), Order.from_bytes(payload)
         remembered = State.from_bytes(private) if private else None
-        images = self.method.images(self.data.train(order.round, client), remembered)
+        shown = self.data.train(order.round, client)
+        images = self.method.images(shown, remembered)
         counts = images.counts()
         if not counts:
             raise ClientFailed("has no data this round")
         order = replace(order, state=self.method.begins(order.state, remembered))
-        assignment = Assignment(order, client, tuple(counts), images, remembered)
+        assignment = Assignment(order, client, tuple(counts), images, remembered, len(images) - len(shown))
         with forked(address(self.seed, order.exchange, order.round, client)):
             answer = self.train(assignment) if order.exchange == "train" else self.measure(assignment)
         shared = counts if self.method.share == "global" else {}

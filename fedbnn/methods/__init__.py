@@ -5,8 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedbnn.methods.base import BoundaryMethod, Method
+from fedbnn.methods.ewc import EWC
+from fedbnn.methods.fcil import FCIL
 from fedbnn.methods.fedavg import FedAvg
 from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.methods.fedprox import FedProx
+from fedbnn.methods.joint import Joint
+from fedbnn.methods.local import Local
+from fedbnn.methods.lwf import LwF
+from fedbnn.methods.mas import MAS
+from fedbnn.methods.scaffold import Scaffold
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,14 @@ METHODS: Mapping[str, Preset] = {
     "fedbnn_paper": Preset(FedBNN, {"fold_by": "product", "damping": 0.1, "kl_per": "client", "scale_gain": 0.05, "scale_constant": True}),
     "fedbnn_authors": Preset(FedBNN, {"fold_by": "moments", "kl_per": "weights", "temperature": 1.0, "scale_gain": 0.05, "scale_constant": True}),
     "fedavg": Preset(FedAvg),
+    "fedprox": Preset(FedProx),
+    "scaffold": Preset(Scaffold),
+    "ewc": Preset(EWC),
+    "mas": Preset(MAS),
+    "lwf": Preset(LwF),
+    "fcil": Preset(FCIL),
+    "joint": Preset(Joint),
+    "local": Preset(Local),
 }
 
 __all__ = ["METHODS", "BoundaryMethod", "FedAvg", "FedBNN", "Method", "Preset"]

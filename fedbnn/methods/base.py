@@ -60,13 +60,17 @@ class LocalObjective:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One client's part of an order: what it was sent, the rows it assembled, its images, what it remembers."""
+    """One client's part of an order: what it was sent, the classes it holds, its images, what it remembers.
+
+    The last `replayed` of the images are not of this round.
+    """
 
     order: Order
     client: int
     classes: tuple[str, ...]
     images: ImageSet
     private: State | None
+    replayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Method:
     replay: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
+    bayes_norm: ClassVar[bool] = True
 
     lr: float | None = None
     scope: Literal["local", "seen"] = "local"
@@ -111,7 +116,7 @@ class Method:
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}", "method.lr")
         if self.needs_rows and self.share != "global":
-            raise ConfigError(f"{type(self).__name__} needs the library on the server", "method.share", "use share: global")
+            raise ConfigError("this method needs the library on the server", "method.share", "use share: global")
 
     def audience(self, stream: Audience) -> Audience:
         """Who takes part with which images: the clients of the stream, unless a bound changes that."""
@@ -130,7 +135,7 @@ class Method:
         return dict(counts)
 
     def images(self, images: ImageSet, private: State | None) -> ImageSet:
-        """The images behind `holds`."""
+        """The images behind `holds`, those replayed at the end."""
         return images
 
     def begins(self, sent: State, private: State | None) -> State:
