@@ -5,7 +5,7 @@ from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser, Namespace, set_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from fedbnn.config import strict_yaml
 from fedbnn.config.flags import SWITCHES, VALUES
@@ -36,7 +36,6 @@ def help_text(schema: Schema, names: Mapping[str, str]) -> str:
 
 def _empty() -> ArgumentParser:
     """A parser that raises its errors, reads text by our own YAML rules, and knows no argument yet."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     set_loader(STRICT, lambda text: strict_yaml.parse(text, "value"), exceptions=(ConfigError,))
     parser = ArgumentParser(exit_on_error=False, add_help=False, parser_mode=STRICT, usage=USAGE)
     parser.description, parser.epilog = ABOUT, EXAMPLE

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbnn.config import parse
+from fedbnn.config import Schema, parse
 from fedbnn.config.strict_yaml import dump
 from fedbnn.errors import ConfigError
 from tests.config.sample import SCHEMA
@@ -23,10 +23,14 @@ JUNK: Any = st.recursive(
 MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-def is_answered(argv: list[str]) -> bool:
-    """Whether the answer is a complete configuration, a text that was asked for, or one line."""
+def is_answered(argv: list[str], schema: Schema = SCHEMA, *seeded: str) -> bool:
+    """Whether the answer is a complete configuration, a text that was asked for, or one line.
+
+    The sections in `seeded` are built, too: they take a seed from the program.
+    """
     try:
-        return set(parse(argv, SCHEMA).values) == set(SCHEMA)
+        config = parse(argv, schema)
+        return set(config.values) == set(schema) and all(config.build(key, seed=0) for key in seeded)
     except ConfigError as error:
         return len(str(error).splitlines()) == 1
     except SystemExit as stop:
