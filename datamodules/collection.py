@@ -72,7 +72,7 @@ class Collection:
     def image_set(self, pool: Pool, images: Integers, task: int) -> ImageSet:
         """These images as they look in the task."""
         pixels = pool.gather(images)
-        pixels = shifted(self.domains[task], pixels, images) if self.domains else pixels
+        pixels = shifted(self.domains[task], pixels, images) if self.domains and len(images) else pixels
         return ImageSet(pixels, torch.from_numpy(pool.labels[images]), self.classes, self.look)
 
 

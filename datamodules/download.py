@@ -4,6 +4,7 @@ import http.client
 import io
 import socket
 import sys
+import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,6 +23,8 @@ def network(name: str, data_dir: Path) -> Iterator[None]:
         with _bars_on_terminals_only():
             yield
     except (OSError, EOFError, RuntimeError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         fix = "check the network and start again, or put the official files there yourself"
         raise DataError(f"{name} could not be downloaded: {error}", str(data_dir), fix) from error
     finally:
