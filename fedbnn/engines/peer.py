@@ -30,7 +30,7 @@ class Peer:
         command = [sys.executable, "-m", "fedbnn.engines.worker", str(os.getpid())]
         stderr = None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._process = subprocess.Popen(command, **pipes, stderr=stderr, env=_environment(), start_new_session=True)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(command, **pipes, stderr=stderr, env=environment(), start_new_session=True)  # type: ignore[call-overload]
         if stderr is not None:
             os.close(stderr)
         self.inlet, self.outlet = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -123,7 +123,7 @@ class Peer:
             pipe.close()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The parent's, with one thread each and the same import path, without any API key."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

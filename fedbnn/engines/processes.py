@@ -14,7 +14,7 @@ from fedbnn.errors import ConfigError, FederationError
 from fedbnn.messages import Failure, Reply
 
 WATCH_SECONDS, IDLE_SECONDS = 0.1, 60.0
-STARTS = 3
+STARTS = 2
 
 Answer = Reply | Failure
 
