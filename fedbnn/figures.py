@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedbnn.figure_style import (
     BLUE,
@@ -212,6 +212,7 @@ def posterior_scale(results: Json) -> Figure | None:
         axes.plot(rounds, table[:, 1], color=line, label="feature extractor" if name == "trunk" else "class rows")
         axes.fill_between(rounds, table[:, 0], table[:, 2], color=line, alpha=0.2, linewidth=0)
     axes.set(title="Posterior scale of the weights", xlabel="round", ylabel="standard deviation", yscale="log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend()

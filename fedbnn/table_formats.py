@@ -15,14 +15,14 @@ LATEX |= str.maketrans({"{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": 
 
 
 def terminal(table: Table) -> RichTable:
-    """For a terminal of any width; without colours the best are still marked, in bold or by a star."""
+    """For a terminal of any width: nothing is cut off, and the best have a star where there is no colour."""
     drawn = RichTable(
         title=Text(table.title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
     drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
     drawn.add_column(table.heads[0], overflow="fold")
     for head in table.heads[1:]:
-        drawn.add_column(head, justify="right")
+        drawn.add_column(head.replace(" ", "\n"), justify="right", overflow="fold")
     for row in table.rows:
         last_task = row is table.rows[-1] and row.name == "average"
         style = "dim" if row.quiet else "bold" if last_task else ""
