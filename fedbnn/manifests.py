@@ -81,7 +81,7 @@ def directory_name(round: int) -> str:
 
 def rounds(root: Path) -> list[int]:
     """The rounds that have a directory, oldest first."""
-    matches = (_ROUND.fullmatch(path.name) for path in root.iterdir())
+    matches = (_ROUND.fullmatch(path.name) for path in (root.iterdir() if root.is_dir() else ()))
     return sorted(int(match[1]) for match in matches if match)
 
 

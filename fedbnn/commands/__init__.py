@@ -6,7 +6,10 @@ from types import MappingProxyType
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "train": "train a model; the same as python train.py",
+        "compare": "methods x seeds on one stream: tables with standard deviations, figures, a report",
+        "report": "write the page of a run again, or of several runs together",
         "data": "list the data sets and where they belong, fetch and prepare them",
+        "predict": "say what a trained model sees in pictures, and how sure it is",
         "explain": "say what an exit code means and what helps",
     }
 )

@@ -1,0 +1,7 @@
+"""`python -m fedbnn` is the command `fedbnn`."""
+
+import sys
+
+from fedbnn.cli import main
+
+sys.exit(main())

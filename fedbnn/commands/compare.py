@@ -1,0 +1,123 @@
+"""`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in the tables of the field."""
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from fedbnn import comparison_figures, console, figure_style, grid, report, tables
+from fedbnn.commands.arguments import Arguments
+from fedbnn.config import parse
+from fedbnn.errors import ConfigError
+from fedbnn.grid import Cell, Sweep
+from fedbnn.grid_progress import GridProgress
+from fedbnn.pool import Pool
+from fedbnn.signals import Stopped, owned
+from train import SCHEMA
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what is not done yet, then write and print what all runs say together."""
+    options = _options(argv)
+    sweep, title = _sweep(options.sweep), Path(options.config).stem
+    directory = Path(options.out or f"runs/compare-{title}")
+    planned = grid.cells(options.methods, options.seeds, dict(options.set), sweep, directory)
+    cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
+    pool = Pool(options.config, options.jobs, directory / "logs")
+    screen = Console(highlight=False)
+    try:
+        with owned(), GridProgress(cells, screen) as progress:
+            pool.run(cells, progress.watch)
+    except Stopped as stopped:
+        screen.print("stopped; the same command goes on from here", soft_wrap=True)
+        return int(stopped.code)
+    _write(cells, sweep, directory, title)
+    for cell, (code, reason) in pool.failures.items():
+        screen.print(f"{cell.name} failed with exit code {code}: {reason}", soft_wrap=True, markup=False)
+    return max((abs(code) or 1 for code, _ in pool.failures.values()), default=0)
+
+
+def _options(argv: Sequence[str]) -> Namespace:
+    parser = Arguments("compare", "Compare methods over seeds on one stream; stopping and starting again continues.")
+    parser.add_argument("--config", required=True, help="YAML file of the experiment")
+    parser.add_argument("--methods", type=_words, default=["fedbnn", "fedavg"], help="names with commas between them")
+    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
+    parser.add_argument("--set", type=_pair, action="append", default=[], metavar="KEY=VALUE", help="a setting for all runs")
+    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="a setting to vary, with its plot")
+    parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
+    return parser.parse_args(argv)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError
+    return key, value
+
+
+def _sweep(text: str | None) -> Sweep | None:
+    """The setting to vary, and its values."""
+    if text is None:
+        return None
+    key, _, values = text.partition("=")
+    if not key or not _words(values):
+        raise ConfigError(f"cannot read --sweep {text}", "fedbnn compare", "write --sweep stream.clients_per_round=10,20,40")
+    return Sweep(key, tuple(_words(values)))
+
+
+def _rounds(cell: Cell, config: str) -> int:
+    """How many rounds a cell has; a wrong name or value is found here, before anything starts."""
+    parsed = parse(cell.words(config), SCHEMA)
+    return int(parsed.build("stream", seed=cell.seed).rounds)
+
+
+def _write(cells: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
+    """What the finished cells say together; of a sweep, first each value by itself, then all of them."""
+    done = [cell for cell in cells if cell.finished]
+    if sweep is None:
+        _together(done, directory, title)
+        return
+    for value in sweep.values:
+        mine = [cell for cell in done if (sweep.key, value) in cell.settings]
+        _together(mine, directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}")
+    _swept(done, sweep, directory)
+
+
+def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
+    """Report, tables and figures of these cells, and the two main tables on the screen."""
+    if cells:
+        written = report.write_comparison([cell.directory for cell in cells], directory, title)
+        console.show(tables.of_comparison([cell.results() for cell in cells])[:2], f"report  {written.page}")
+
+
+def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
+    """One table with a line per method and value, and a plot over the values where they are numbers."""
+    named = [{**cell.results(), "method": f"{cell.method} {dict(cell.settings)[sweep.key]}"} for cell in cells]
+    if named:
+        made = tables.of_comparison(named)
+        report.write_tables(made, directory)
+        console.show(made[:1], f"tables  {directory / 'tables.md'}")
+    if cells and all(_is_number(value) for value in sweep.values):
+        points = {float(value): [cell.results() for cell in cells if (sweep.key, value) in cell.settings] for value in sweep.values}
+        drawn = comparison_figures.sweep(sweep.key, {value: runs for value, runs in points.items() if runs})
+        figure_style.save({"sweep": drawn}, directory / "figures")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""Methods x seeds (x values of one setting) as cells, each a run of its own in its own directory."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from fedbnn import manifests
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison: which method and seed, what else is set, where it lives, how many rounds it has."""
+
+    method: str
+    seed: int
+    settings: tuple[tuple[str, str], ...]
+    directory: Path
+    rounds: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.directory.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its results are there."""
+        return (self.directory / "results.json").is_file() and (self.directory / "state" / "finished.json").is_file()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return (self.directory / "state" / "config.json").is_file()
+
+    def done(self) -> int:
+        """Rounds committed so far."""
+        return max(manifests.rounds(self.directory / "state"), default=0)
+
+    def words(self, config: str) -> list[str]:
+        """The words of `python train.py` for this cell, whether new or begun."""
+        own = ["--config", config, "--method", self.method, "--seed", str(self.seed), "--run_dir", str(self.directory)]
+        own += [word for key, value in self.settings for word in (f"--{key}", value)]
+        return own + (["--resume", str(self.directory)] if self.begun else [])
+
+    def command(self, config: str) -> list[str]:
+        """The process that runs it."""
+        return [sys.executable, "-m", "train", *self.words(config)]
+
+    def results(self) -> dict[str, object]:
+        """Its results.json."""
+        found: dict[str, object] = json.loads((self.directory / "results.json").read_text())
+        return found
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One setting that takes several values, such as `stream.clients_per_round=10,20,40,60`."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def cells(
+    methods: Sequence[str], seeds: Sequence[int], settings: Mapping[str, str], sweep: Sweep | None, directory: Path
+) -> list[Cell]:
+    """Every cell of the grid; the seeds of all methods first, so that a table fills evenly."""
+    values: Sequence[str | None] = sweep.values if sweep else (None,)
+    fixed = tuple(settings.items())
+    grid = []
+    for seed, value, method in product(seeds, values, methods):
+        swept = ((sweep.key, value),) if sweep and value is not None else ()
+        tail = f"-{value}" if value is not None else ""
+        grid.append(Cell(method, seed, fixed + swept, directory / f"{method}-s{seed}{tail}"))
+    return grid
