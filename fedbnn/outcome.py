@@ -29,6 +29,7 @@ def traceback_to(log: Path) -> Iterator[None]:
     """Errors nobody expected inside this block leave their traceback in `log`, and one line on the screen."""
 
     def record(kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        """Leave ends that are expected to others; write down the rest."""
         if error is None or isinstance(error, FedBNNError) or not isinstance(error, Exception):
             return
         with log.open("a", encoding="utf-8") as file:
