@@ -1,0 +1,51 @@
+"""The same round by different engines, in turn; and what a round costs outside forward, backward and optimiser."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from fedbnn.benchmarks.interleaved import interleaved, summary
+from fedbnn.engines import Engine
+from fedbnn.messages import Order, Reply
+from fedbnn.runner import Plan
+
+
+def measure(plan: Plan, engines: Mapping[str, Callable[[], Engine]], repeats: int) -> list[dict[str, Any]]:
+    """Rounds 1, 2, ... of the plan's stream by each engine; the workers are started before the clock is."""
+    running = {name: make() for name, make in engines.items()}
+    try:
+        turns = {name: _Turns(plan, engine) for name, engine in running.items()}
+        seconds = interleaved({name: turn.play for name, turn in turns.items()}, repeats, warm=1)
+    finally:
+        for engine in running.values():
+            engine.close()
+    rows = summary(seconds, next(iter(engines)))
+    return [{**row, "same_bytes": turns[row["name"]].updates == next(iter(turns.values())).updates} for row in rows]
+
+
+class _Turns:
+    """Plays one round after the other with one engine, and remembers what came back."""
+
+    def __init__(self, plan: Plan, engine: Engine) -> None:
+        self.plan, self.engine, self.number = plan, engine, 0
+        self.updates: list[dict[int, bytes]] = []
+
+    def play(self) -> None:
+        """The training exchange of the next round, from the state of the first."""
+        self.number += 1
+        clients = self.plan.stream.participants(self.number)
+        answers = self.engine.gather(self._order(clients), clients, lambda _: None)
+        self.updates.append({one.client: one.update for one in answers if isinstance(one, Reply)})
+
+    def _order(self, clients: Sequence[int]) -> bytes:
+        counts = [self.plan.stream.counts(self.number, client) for client in clients]
+        classes = sorted({name for one in counts for name in one})
+        state = self.plan.method.prepare(self.plan.initial, self.number, classes, self.plan.layout)
+        totals = {name: sum(one.get(name, 0) for one in counts) for name in classes}
+        return Order("bench", self.number, "train", state, sum(totals.values()), totals).to_bytes()
+
+
+def overhead(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Median share of a round's time, evaluation left out, that is not forward, backward or optimiser."""
+    shares = [1 - line["seconds"]["inner"] / (line["seconds"]["round"] - line["seconds"]["evaluate"]) for line in records]
+    return {"rounds": len(shares), "overhead_share": median(shares)}

@@ -1,0 +1,71 @@
+"""`fedbnn bench step|engines|overhead|scale`: what things cost, as a table and as JSON."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedbnn import figure_style, records
+from fedbnn.benchmarks import engines, scale, step
+from fedbnn.benchmarks.interleaved import publish
+from fedbnn.benchmarks.scale_figure import draw
+from fedbnn.commands.arguments import Arguments
+from fedbnn.config import Parsed, parse
+from fedbnn.runner import conduct
+from train import SCHEMA, engine, plan
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print, and write `--out`."""
+    options = _options(argv)
+    rows = {"step": _step, "engines": _engines, "overhead": _overhead, "scale": _scale}[options.what](options)
+    publish(f"fedbnn bench {options.what}", rows, options.out)
+    if options.what == "scale" and options.out is not None:
+        figure_style.save({options.out.stem: draw(rows)}, options.out.parent)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> Namespace:
+    parser = Arguments("bench", "Measure what things cost; ratios are taken side by side in one run.")
+    parser.add_argument("what", choices=["step", "engines", "overhead", "scale"], help="what to measure")
+    parser.add_argument("--config", default="conf/cifar100_ci_fast.yaml", help="for engines and overhead: the experiment")
+    parser.add_argument("--method", default="fedbnn", help="for engines, overhead and scale: the method")
+    parser.add_argument("--data_dir", default="data", help="where data sets are (default: data)")
+    parser.add_argument("--repeats", type=int, default=6, help="turns of engines, rounds of overhead; step takes more")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the process engine")
+    parser.add_argument("--clients", default="100,1000,10000,100000", help="for scale: numbers of registered clients")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    return parser.parse_args(argv)
+
+
+def _parsed(options: Namespace, *more: str) -> Parsed:
+    words = ["--config", options.config, "--method", options.method, "--stream.data_dir", options.data_dir, "--track.wandb", "off"]
+    return parse([*words, "--evaluate.every", "0", *more], SCHEMA)
+
+
+def _step(options: Namespace) -> list[dict[str, Any]]:
+    return step.measure(options.repeats / 6)
+
+
+def _engines(options: Namespace) -> list[dict[str, Any]]:
+    """Serial and processes in turn on the same rounds."""
+    with TemporaryDirectory() as folder:
+        serial = _parsed(options, "--engine", "serial")
+        many = _parsed(options, "--engine", "processes", "--engine.workers", str(options.workers))
+        made = {name: partial(engine, parsed, Path(folder), None) for name, parsed in (("serial", serial), ("processes", many))}
+        return engines.measure(plan(serial, Path(folder)), made, options.repeats)
+
+
+def _overhead(options: Namespace) -> list[dict[str, Any]]:
+    """A short run, and how much of its rounds was not forward, backward or optimiser."""
+    with TemporaryDirectory() as folder:
+        run_dir, rounds = Path(folder) / "run", options.repeats + 4
+        parsed = _parsed(options, "--stream.rounds_per_task", str(rounds), "--stream.tasks", "1", "--run_dir", str(run_dir))
+        conduct(plan(parsed, run_dir))
+        return [{"method": options.method, **engines.overhead(records.read(run_dir)[4:])}]
+
+
+def _scale(options: Namespace) -> list[dict[str, Any]]:
+    return scale.measure([int(word) for word in options.clients.split(",")], options.method)
