@@ -74,7 +74,7 @@ class Places:
         met = new.count > 0
         old = torch.where(met, decay * self.count, self.count)
         count = old + new.count
-        fresh = new.sum / new.count.clamp_min(1)[:, None]
+        fresh = new.sum / new.count.clamp_min(1e-300)[:, None]
         mean = torch.where(met[:, None], (old[:, None] * self.mean + new.sum) / count.clamp_min(1e-300)[:, None], self.mean)
         gap = (self.mean - fresh) * (old * new.count / count.clamp_min(1e-300)).sqrt()[:, None]
         within = new.moment - new.sum.T @ fresh
