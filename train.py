@@ -13,7 +13,7 @@ from pytorch_lightning import Trainer  # isort: skip
 from datamodules.schedule_view import draw_schedule, schedule_rows
 from datamodules.stream import FederatedStream
 from fedbnn import library
-from fedbnn.config import Choice, Free, Named, Parsed, Section, Value, restored
+from fedbnn.config import Choice, Free, Named, Parsed, Schema, Section, Value, restored
 from fedbnn.deploy import Card
 from fedbnn.engines.processes import ProcessEngine
 from fedbnn.engines.serial import SerialEngine
@@ -30,7 +30,7 @@ from fedbnn.state import State
 from fedbnn.tracking import Track
 from lightning_modules.work import ClientWork
 
-SCHEMA = {
+SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."),
@@ -57,7 +57,7 @@ def client_work(config: Mapping[str, Any]) -> ClientWork:
     parsed = restored(config, SCHEMA)
     stream, method = parsed.build("stream", seed=parsed["seed"]), parsed.build("method")
     trunk = parsed.build("network", image_shape=stream.image_shape)
-    layout = layout_of(trunk, method.bayes_norm)
+    layout = layout_of(trunk, method.latent_norm)
     return ClientWork(method.audience(stream), trunk, layout, method, parsed.build("client"), parsed["trainer"], parsed["seed"])
 
 
@@ -74,13 +74,13 @@ def plan(parsed: Parsed, run_dir: Path) -> Plan:
     stream, method, gate = parsed.build("stream", seed=parsed["seed"]), parsed.build("method"), parsed.build("gate")
     with forked(address(parsed["seed"], "network")):
         trunk = parsed.build("network", image_shape=stream.image_shape)
-    layout = layout_of(trunk, method.bayes_norm)
+    layout = layout_of(trunk, method.latent_norm)
     weights, buffers = layout.read(trunk)
     rows = library.empty(trunk.width) if method.share == "global" else {}
     return Plan(
         config=parsed.values, yaml=parsed.yaml(), run_dir=run_dir, resumed=bool(parsed.flags.resume),
         stream=stream, method=method, layout=layout, gate=gate, keep_rounds=parsed["keep_rounds"],
-        card=Card(parsed["network"], stream.image_shape, (), stream.look, method.bayes_norm, method.head_temperature),
+        card=Card(parsed["network"], stream.image_shape, (), stream.look, method.latent_norm, method.head_temperature),
         initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients),
         engine=lambda: engine(parsed, run_dir, gate.deadline_seconds),
         evaluation=parsed.build("evaluate"), track=parsed.build("track"),

@@ -1,9 +1,9 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`. Loading runs nothing.
 
-    trunk.<parameter>.loc, trunk.<parameter>.scale    posterior of each weight (no scale for a point)
-    buffers                                           statistics of batch norm, in one vector
-    rows.loc, rows.scale, rows.samples                the library, one row (weights, bias) per class
-    places.mean, places.count, places.scatter, ...    the class posteriors, where there are any
+trunk.<parameter>.loc, trunk.<parameter>.scale    posterior of each weight (no scale for a point)
+buffers                                           statistics of batch norm, in one vector
+rows.loc, rows.scale, rows.samples                the library, one row (weights, bias) per class
+places.mean, places.count, places.scatter, ...    the class posteriors, where there are any
 """
 
 import json

@@ -31,9 +31,9 @@ class FlipoutConv2d(nn.Conv2d):
         """Mean path plus sign-flipped perturbation path."""
         if not self.centre.numel():
             return super().forward(input)
-        mean = self._conv_forward(input, self.centre, self.bias)
+        mean: Tensor = self._conv_forward(input, self.centre, self.bias)
         flipped = input * _signs(len(input), input.shape[1], input)
-        noise = self._conv_forward(flipped, self.weight - self.centre, None)
+        noise: Tensor = self._conv_forward(flipped, self.weight - self.centre, None)
         return mean + noise * _signs(len(input), noise.shape[1], noise)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,6 +97,6 @@ class ImageSet(Dataset[Batch]):
         return {self.classes[number]: int(count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
 
 
-def _as_is(batch: Batch) -> Batch:
+def _as_is(batch: Any) -> Any:
     """The batch is whole already; there is nothing to collate."""
     return batch

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedbnn import manifests
 from fedbnn.errors import ConfigError, RunDirectoryError
-from fedbnn.files import ASIDE, as_json, remove_tree, sync_directory, write_through, writing
+from fedbnn.files import ASIDE, remove_tree, sync_directory, write_through, writing
 from fedbnn.locks import Lock
 from fedbnn.manifests import CLIENTS, MANIFEST, RECORD, STATE, ClientFile, Damaged, Manifest
 from fedbnn.spool import Spool
@@ -116,7 +116,7 @@ class Ledger:
         with writing(self._root):
             changed = {client: self._keep_private(round, client, privates[client]) for client in privates}
             sync_directory(self._clients)
-            payloads = {STATE: state.to_bytes(), RECORD: as_json(record)}
+            payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
             digests = {name: digest(payload) for name, payload in payloads.items()}
             manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
             self._publish(round, {**payloads, MANIFEST: manifest.to_bytes()})

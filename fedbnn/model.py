@@ -43,7 +43,7 @@ class Draw(torch.autograd.Function):
         return loc + noise
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         """The gradient itself, and the gradient times the scaled noise."""
         (noise,) = ctx.saved_tensors
         return gradient, gradient * noise, None
@@ -56,7 +56,7 @@ class Weights(dist.Normal):
         self.log_scale = log_scale
         super().__init__(loc, log_scale.detach().exp() if scale is None else scale, validate_args=False)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """One draw of the whole vector."""
         assert not sample_shape
         drawn: Tensor = Draw.apply(self.loc, self.log_scale, self.scale)
@@ -91,13 +91,13 @@ class WeightedKL(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """The saved gradients, scaled where they lie: they are used once."""
         by_loc, by_log_scale = ctx.saved_tensors
         return by_loc.mul_(gradient), by_log_scale.mul_(gradient), None, None
 
 
-class BayesianModel(PyroModule):  # type: ignore[misc]
+class BayesianModel(PyroModule):
     """p(y | x, w) p(w) over one flat site, for any trunk of the project."""
 
     def __init__(self, trunk: nn.Module, layout: Layout, use_flipout: bool = False) -> None:
@@ -152,14 +152,14 @@ class BayesianModel(PyroModule):  # type: ignore[misc]
         return logits
 
 
-class MeanFieldGuide(AutoNormal):  # type: ignore[misc]
+class MeanFieldGuide(AutoNormal):
     """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself.
 
     Stock `AutoNormal` draws through an auxiliary site and a Delta, which would turn the closed-form KL into a
     sampled one.
     """
 
-    scale_constraint = constraints.positive
+    scale_constraint = constraints.positive  # type: ignore[assignment]
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Draw the flat vector."""
@@ -206,14 +206,16 @@ def _zeros(site: Mapping[str, object]) -> Tensor:
     return torch.zeros_like(prior.loc)
 
 
-class ClosedFormELBO(ELBO):  # type: ignore[misc]
+class ClosedFormELBO(ELBO):
     """-1/n sum_i log p(y_i | x_i, w) + sum_j kl_weight_j KL_j, the first averaged over `num_particles` draws of w.
 
     Only observed sites are scored, and the KL is computed once, not once per particle. `kl_weight` is a number
     or a vector (temperature / N for the trunk, by class for rows).
     """
 
-    kl_weight: Tensor | float = 1.0
+    def __init__(self, kl_weight: Tensor | float = 1.0, num_particles: int = 1) -> None:
+        super().__init__(num_particles=num_particles)
+        self.kl_weight = kl_weight
 
     def differentiable_loss(self, model: BayesianModel, guide: MeanFieldGuide, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""
@@ -224,7 +226,7 @@ class ClosedFormELBO(ELBO):  # type: ignore[misc]
     def _misfit(self, model: BayesianModel, guide: MeanFieldGuide, images: Tensor, labels: Tensor) -> Tensor:
         """-1/n sum log p(y | x, w) for one draw of w from the guide."""
         scored, _ = self._get_trace(model, guide, (images, labels), {})
-        return -sum(_observed(scored)) / len(labels)
+        return torch.stack(list(_observed(scored))).sum().neg() / len(labels)
 
     def _get_trace(
         self, model: BayesianModel, guide: MeanFieldGuide, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
@@ -244,4 +246,5 @@ def _observed(trace: poutine.Trace) -> Iterator[Tensor]:
     """Log-probabilities of the observed sites of a trace."""
     for site in trace.nodes.values():
         if site["type"] == "sample" and site["is_observed"]:
-            yield site["fn"].log_prob(site["value"]).sum()
+            likelihood: Any = site["fn"]
+            yield likelihood.log_prob(site["value"]).sum()

@@ -4,6 +4,7 @@ A trunk is an `nn.Module` built from the shape of the images; its `width` is the
 """
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ class MLP(nn.Module):
     def __init__(self, image_shape: Shape, hidden: tuple[int, ...] = (100, 100)) -> None:
         super().__init__()
         sizes = (torch.Size(image_shape).numel(), *hidden)
-        layers = [part for pair in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(*pair), nn.ReLU())]
+        layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.width = sizes[-1]
 

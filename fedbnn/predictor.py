@@ -1,6 +1,6 @@
 """From a state to scores: S draws of the weights, each made once and used for every image.
 
-    p(y | x) = 1/S sum_s softmax(f(x; w_s)),   w_s ~ q(w);   for point weights S = 1 and w_1 = theta
+p(y | x) = 1/S sum_s softmax(f(x; w_s)),   w_s ~ q(w);   for point weights S = 1 and w_1 = theta
 """
 
 import torch
@@ -22,7 +22,9 @@ BATCH = 500
 class Predictor:
     """A state made ready to score images; `classes` are those with a trained row, in the order of the columns."""
 
-    def __init__(self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0) -> None:
+    def __init__(
+        self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0
+    ) -> None:
         self.classes = library.trained(state)
         self._rows = state.index(self.classes)
         self._network = Classifier(trunk, len(self.classes)).eval()

@@ -132,9 +132,7 @@ def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, byte
     else:
         own = {client: State.from_bytes(payload) for client, payload in privates.items()}
         states = [personal.joined(state, library) for library in own.values()]
-        found = personal.evaluate(
-            [_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation
-        )
+        found = personal.evaluate([_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation)
     return {**found, "posterior": scale_quantiles(state)}
 
 
@@ -173,11 +171,14 @@ def _card(plan: Plan) -> dict[str, str]:
     stream, config = plan.stream, plan.config
     section = config["stream"]
     sources = section["sources"] if isinstance(section["sources"], str) else " -> ".join(section["sources"])
+    shape = "x".join(map(str, plan.card.image_shape))
+    kind = f"{section['incremental']}-incremental {sources}, {len(stream.tasks)} tasks, {section['schedule']}"
+    took = f"{section['clients_per_round']} a round, {stream.rounds} rounds, {section['partition']}"
     return {
-        "scenario": f"{config['name']}: {section['incremental']}-incremental {sources}, {len(stream.tasks)} tasks, {section['schedule']}",
-        "clients": f"{section['clients']} registered, {section['clients_per_round']} a round, {stream.rounds} rounds, {section['partition']}",
+        "scenario": f"{config['name']}: {kind}",
+        "clients": f"{section['clients']} registered, {took}",
         "method": f"{config['method']['name']}: {plan.method.formula}",
-        "network": f"{config['network']['name']}, {plan.layout.size:,} weights, images {'x'.join(map(str, plan.card.image_shape))}",
+        "network": f"{config['network']['name']}, {plan.layout.size:,} weights, images {shape}",
         "seed": str(config["seed"]),
         "engine": str(config["engine"]["name"]),
         "run directory": str(plan.run_dir),

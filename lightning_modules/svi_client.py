@@ -33,9 +33,7 @@ class SVIClient(ClientModule):
         model.swap(start.loc, start.scale)
         guide.swap(start.guide_loc, start.scale)
         model.centre = guide.loc if method.flipout else None
-        elbo = ClosedFormELBO(num_particles=method.mc_samples)
-        elbo.kl_weight = kl_weight
-        self.elbo = elbo(model, guide)
+        self.elbo = ClosedFormELBO(kl_weight, method.mc_samples)(model, guide)
         self.method, self.local = method, local
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -19,7 +19,13 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_CHATTER = (".*does not have many workers.*", ".*number of training batches.*", ".*fit_loop.*", ".*GPU available but not used.*", ".*LeafSpec.*")
+_CHATTER = (
+    ".*does not have many workers.*",
+    ".*number of training batches.*",
+    ".*fit_loop.*",
+    ".*GPU available but not used.*",
+    ".*LeafSpec.*",
+)
 
 
 def fit(module: pl.LightningModule, loader: DataLoader[Batch], epochs: int, options: Mapping[str, Any]) -> pl.Trainer:

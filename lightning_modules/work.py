@@ -45,7 +45,14 @@ class ClientWork:
     """The clients of one process: it keeps one network (and one Pyro model) and swaps weights in for each client."""
 
     def __init__(
-        self, data: Data, trunk: nn.Module, layout: Layout, method: Method, local: LocalTraining, trainer: Mapping[str, Any], seed: int
+        self,
+        data: Data,
+        trunk: nn.Module,
+        layout: Layout,
+        method: Method,
+        local: LocalTraining,
+        trainer: Mapping[str, Any],
+        seed: int,
     ) -> None:
         self.data, self.trunk, self.layout, self.method = data, trunk, layout, method
         self.local, self.trainer, self.seed = local, trainer, seed

@@ -49,7 +49,9 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], out: Path | None) -> 
     Console(highlight=False).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        records.replace(out, json.dumps({"title": title, "rows": list(rows), "environment": environment.environment()}, indent=2) + "\n")
+        records.replace(
+            out, json.dumps({"title": title, "rows": list(rows), "environment": environment.environment()}, indent=2) + "\n"
+        )
         print(f"written  {out}")
 
 

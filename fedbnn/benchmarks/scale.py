@@ -27,7 +27,18 @@ def _one(clients: int, method: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
-        command = [sys.executable, "-m", "train", "--stream.clients", str(clients), "--method", method, "--run_dir", str(run), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "train",
+            "--stream.clients",
+            str(clients),
+            "--method",
+            method,
+            "--run_dir",
+            str(run),
+            *words,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -35,4 +46,9 @@ def _one(clients: int, method: str) -> dict[str, Any]:
             raise RuntimeError(f"the run with {clients} clients ended with exit code {process.returncode}")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines[1:]]
-    return {"registered": clients, "round_seconds": median(seconds), "cpu_seconds": usage.ru_utime, "peak_mib": usage.ru_maxrss / 1024}
+    return {
+        "registered": clients,
+        "round_seconds": median(seconds),
+        "cpu_seconds": usage.ru_utime,
+        "peak_mib": usage.ru_maxrss / 1024,
+    }

@@ -69,9 +69,7 @@ def _bayesian(network: str) -> tuple[nn.Module, Loss]:
     size = model.layout.latent + CLASSES * (model.features + 1)
     model.swap(0.02 * torch.randn(size), torch.full((size,), 0.01))
     guide.swap(model.loc, model.scale)
-    elbo = ClosedFormELBO()
-    elbo.kl_weight = torch.full((size,), 1e-6)
-    return guide, elbo(model, guide)
+    return guide, ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
 
 
 def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
@@ -91,7 +89,13 @@ def _convert(module: nn.Module, torchbnn: Any) -> None:
         if isinstance(child, nn.Conv2d):
             size, step, edge, bias = child.kernel_size, child.stride, child.padding, child.bias is not None
             made = torchbnn.BayesConv2d(
-                in_channels=child.in_channels, out_channels=child.out_channels, kernel_size=size, stride=step, padding=edge, bias=bias, **prior
+                in_channels=child.in_channels,
+                out_channels=child.out_channels,
+                kernel_size=size,
+                stride=step,
+                padding=edge,
+                bias=bias,
+                **prior,
             )
             setattr(module, name, made)
         elif isinstance(child, nn.Linear):

@@ -41,7 +41,16 @@ def _options(argv: Sequence[str]) -> Namespace:
 
 
 def _parsed(options: Namespace, *more: str) -> Parsed:
-    words = ["--config", options.config, "--method", options.method, "--stream.data_dir", options.data_dir, "--track.wandb", "off"]
+    words = [
+        "--config",
+        options.config,
+        "--method",
+        options.method,
+        "--stream.data_dir",
+        options.data_dir,
+        "--track.wandb",
+        "off",
+    ]
     return parse([*words, "--evaluate.every", "0", *more], SCHEMA)
 
 

@@ -110,7 +110,9 @@ def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
         report.write_tables(made, directory)
         console.show(made[:1], f"tables  {directory / 'tables.md'}")
     if cells and all(_is_number(value) for value in sweep.values):
-        points = {float(value): [cell.results() for cell in cells if (sweep.key, value) in cell.settings] for value in sweep.values}
+        points = {
+            float(value): [cell.results() for cell in cells if (sweep.key, value) in cell.settings] for value in sweep.values
+        }
         drawn = comparison_figures.sweep(sweep.key, {value: runs for value, runs in points.items() if runs})
         figure_style.save({"sweep": drawn}, directory / "figures")
 

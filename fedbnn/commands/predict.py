@@ -52,7 +52,10 @@ def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[
         {
             "picture": str(path),
             "label": prediction.labels[place],
-            "classes": {prediction.classes[int(c)]: round(float(p), 4) for p, c in zip(best.values[place], best.indices[place], strict=True)},
+            "classes": {
+                prediction.classes[int(c)]: round(float(p), 4)
+                for p, c in zip(best.values[place], best.indices[place], strict=True)
+            },
             "entropy": round(float(prediction.entropy[place]), 4),
             "mutual_information": round(float(prediction.mutual_information[place]), 4),
         }

@@ -14,6 +14,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/comparison"), help="where a comparison goes")
     options = parser.parse_args(argv)
     several = len(options.run_dirs) > 1
-    written = report.write_comparison(options.run_dirs, options.out, options.out.name) if several else report.write_run(options.run_dirs[0])
+    written = (
+        report.write_comparison(options.run_dirs, options.out, options.out.name)
+        if several
+        else report.write_run(options.run_dirs[0])
+    )
     print(f"report  {written.page}")
     return 0

@@ -27,8 +27,12 @@ class Preset:
 
 METHODS: Mapping[str, Preset] = {
     "fedbnn": Preset(FedBNN),
-    "fedbnn_paper": Preset(FedBNN, {"fold_by": "product", "damping": 0.1, "kl_per": "client", "scale_gain": 0.05, "scale_constant": True}),
-    "fedbnn_authors": Preset(FedBNN, {"fold_by": "moments", "kl_per": "weights", "temperature": 1.0, "scale_gain": 0.05, "scale_constant": True}),
+    "fedbnn_paper": Preset(
+        FedBNN, {"fold_by": "product", "damping": 0.1, "kl_per": "client", "scale_gain": 0.05, "scale_constant": True}
+    ),
+    "fedbnn_authors": Preset(
+        FedBNN, {"fold_by": "moments", "kl_per": "weights", "temperature": 1.0, "scale_gain": 0.05, "scale_constant": True}
+    ),
     "fedavg": Preset(FedAvg),
     "fedprox": Preset(FedProx),
     "scaffold": Preset(Scaffold),

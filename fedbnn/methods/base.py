@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedbnn import folds, library
 from fedbnn.audience import Audience
 from fedbnn.errors import ConfigError
-from fedbnn.influence import influence_of_point
 from fedbnn.images import ImageSet
+from fedbnn.influence import influence_of_point
 from fedbnn.layout import Layout
 from fedbnn.messages import Order, Update
 from fedbnn.networks import Classifier
@@ -96,7 +96,6 @@ class Method:
     replay: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
-    bayes_norm: ClassVar[bool] = True
 
     lr: float | None = None
     scope: Literal["local", "seen"] = "local"
@@ -108,9 +107,16 @@ class Method:
     head_drift: bool = True
     head_temperature: float = 1.0
 
+    @property
+    def latent_norm(self) -> bool:
+        """Whether scale and shift of norm layers are weights like any other."""
+        return True
+
     def __post_init__(self) -> None:
         if self.head == "gaussian" and self.share == "trunk_only":
-            raise ConfigError("class posteriors are shared, so they cannot stay on the clients", "method.head", "use head: linear")
+            raise ConfigError(
+                "class posteriors are shared, so they cannot stay on the clients", "method.head", "use head: linear"
+            )
         if not (0 <= self.head_decay <= 1 and 0 <= self.head_memory <= 1 and self.head_ridge > 0 and self.head_temperature > 0):
             raise ConfigError("head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0", "method")
         if self.lr is not None and self.lr <= 0:
@@ -163,7 +169,7 @@ class Method:
     def _rows(self, state: State, count: int, *names: str) -> Spec:
         """Row tensors of an update, absent when the rows stay on the clients."""
         shared = self.share == "global"
-        return {name: ((count, state["rows"].shape[1]), torch.float32) for name in names} if shared else {}
+        return dict.fromkeys(names, ((count, state["rows"].shape[1]), torch.float32)) if shared else {}
 
     def fold(self, state: State, exchange: str) -> Fold:
         """The accumulator of one exchange."""

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.influence import influence_of_factor
 from fedbnn.gaussian import Gaussian
+from fedbnn.influence import influence_of_factor
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
 from fedbnn.methods.base import Fold, Method, Spec
@@ -74,7 +74,13 @@ class FedBNN(Method):
         if not 0 < self.forgetting <= 1 or not 0 < self.damping <= 1:
             raise ConfigError("forgetting and damping must be in (0, 1]", "method")
         if min(self.scale_gain, self.scale_lr) <= 0 or self.temperature < 0 or self.mc_samples < 1 or self.r_init < 0:
-            raise ConfigError("scale_gain and scale_lr must be above 0, temperature and r_init not below 0, mc_samples at least 1", "method")
+            fix = "scale_gain and scale_lr above 0, temperature and r_init not below 0, mc_samples at least 1"
+            raise ConfigError("a setting is out of range", "method", fix)
+
+    @property
+    def latent_norm(self) -> bool:
+        """Whether scale and shift of norm layers have a posterior."""
+        return self.bayes_norm
 
     def row_scale(self, features: int) -> float:
         """Initial scale of a library row of `features` weights and a bias."""
