@@ -1,0 +1,144 @@
+"""A toy federation: real clients, gate, ledger and loop, on images of four by four pixels."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_modules  # noqa: F401
+from fedbnn import library, rounds
+from fedbnn.engines.serial import SerialEngine
+from fedbnn.gate import Gate
+from fedbnn.images import ImageSet, Look
+from fedbnn.layout import layout_of
+from fedbnn.ledger import Ledger
+from fedbnn.local import LocalTraining
+from fedbnn.messages import Failure, Reply
+from fedbnn.methods import Method
+from fedbnn.networks import MLP
+from fedbnn.rejected import Rejected
+from fedbnn.seeds import forked, generator
+from fedbnn.state import State
+from lightning_modules.work import ClientWork
+
+CLASSES = tuple(f"toy/{number}" for number in range(4))
+LOCAL = LocalTraining(optimizer="sgd", lr=0.05, epochs=2, batch_size=8, warmup_epochs=1)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Two tasks of two classes; clients hold their own images of the current task, or all the same ones, evenly or skewed."""
+
+    rounds: int = 4
+    num_clients: int = 4
+    per_round: int = 4
+    alike: bool = False
+    skewed: bool = False
+    images: int = 12
+    image_shape: tuple[int, int, int] = (1, 4, 4)
+
+    def task(self, round: int) -> int:
+        return int(round > self.rounds // 2)
+
+    def shares(self, round: int) -> tuple[float, ...]:
+        return (1.0 - self.task(round), float(self.task(round)))
+
+    def task_ends(self) -> tuple[int, ...]:
+        return (self.rounds // 2, self.rounds)
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        chosen = torch.randperm(self.num_clients, generator=generator(0, "toy", round))[: self.per_round]
+        return tuple(sorted(chosen.tolist()))
+
+    def counts(self, round: int, client: int) -> dict[str, int]:
+        return self.train(round, client).counts()
+
+    def train(self, round: int, client: int) -> ImageSet:
+        source = generator(1, "images", self.task(round), 0 if self.alike else client)
+        second = torch.arange(self.images) % (client + 2 if self.skewed else 2) == 0
+        labels = 2 * self.task(round) + second.long()
+        patterns = torch.randint(0, 200, (4, *self.image_shape), generator=generator(2, "patterns"))
+        noise = torch.randint(0, 56, (self.images, *self.image_shape), generator=source)
+        return ImageSet((patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Look(), training=True)
+
+
+class Unwell(SerialEngine):
+    """Some clients fail in some rounds: {(call, client)}."""
+
+    ill: frozenset[tuple[int, int]] = frozenset()
+    calls = 0
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Any) -> Iterator[Reply | Failure]:
+        self.calls += 1
+        for answer in super().gather(payload, clients, private):
+            yield Failure(answer.client, "ill") if (self.calls, answer.client) in self.ill else answer
+
+
+@dataclass
+class Played:
+    """The state after every round, what clients keep at the end, and the records."""
+
+    states: list[State] = field(default_factory=list)
+    privates: dict[int, State] = field(default_factory=dict)
+    records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    files: int = 0
+
+    @property
+    def last(self) -> State:
+        return self.states[-1]
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None: ...
+    def client_done(self, client: int) -> None: ...
+
+    def round_done(self, record: Any) -> None:
+        self.records[record["round"]] = record
+
+
+def initial(method: Method, stream: Toy) -> tuple[State, Any, Any]:
+    with forked(0):
+        trunk = MLP(stream.image_shape, (8,))
+    layout = layout_of(trunk)
+    weights, buffers = layout.read(trunk)
+    rows = library.empty(trunk.width) if method.share == "global" else {}
+    return method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients), trunk, layout
+
+
+def play(method: Method, stream: Any, folder: Path, local: LocalTraining = LOCAL, ill: frozenset[Any] = frozenset()) -> Played:
+    """Play all rounds that the folder does not hold yet."""
+    first, trunk, layout = initial(method, stream)
+    audience, played = method.audience(stream), Played()
+    engine = Unwell(ClientWork(audience, trunk, layout, method, local, {}, 0))
+    engine.ill = ill
+
+    def evaluate(state: State, _round: int, _privates: Any) -> dict[str, Any]:
+        played.states.append(state)
+        return {}
+
+    with Ledger(folder, keep=100) as ledger:
+        rejected = Rejected(folder / "rejected", 5)
+        rounds.run(
+            rounds.Federation("toy", audience, method, layout, engine, Gate(), ledger, rejected, evaluate, (played,)), first
+        )
+        kept = {client: ledger.private(client) for client in range(min(stream.num_clients, 50))}
+        played.privates = {client: State.from_bytes(payload) for client, payload in kept.items() if payload}
+        played.files = len(list((folder / "state" / "clients").iterdir()))
+    return played
+
+
+@pytest.fixture
+def toy() -> Callable[..., Toy]:
+    return Toy
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Callable[..., Played]:
+    """Play a method on a stream in a folder of its own, or in the folder named."""
+    numbers = iter(range(1000))
+
+    def start(method: Method, stream: Any, local: LocalTraining = LOCAL, ill: Any = frozenset(), name: str = "") -> Played:
+        return play(method, stream, tmp_path / (name or f"run{next(numbers)}"), local, frozenset(ill))
+
+    return start

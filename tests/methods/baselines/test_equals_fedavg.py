@@ -1,0 +1,33 @@
+"""With its own term switched off, each method is FedAvg, bit for bit; and rows of absent classes never move."""
+
+import pytest
+import torch
+
+from fedbnn.local import LocalTraining
+from fedbnn.methods import EWC, MAS, FedAvg, FedProx, LwF, Scaffold
+
+OFF = [FedProx(mu=0), EWC(strength=0), MAS(strength=0), LwF(strength=0), EWC(strength=0, every=1), LwF(strength=0, every=1)]
+ON = [FedAvg(), FedProx(mu=1), EWC(strength=100), MAS(strength=10), LwF(strength=3), Scaffold()]
+ADAM = LocalTraining(epochs=2, batch_size=8, warmup_epochs=1)
+
+
+@pytest.mark.parametrize("method", OFF, ids=lambda method: f"{type(method).__name__}-{getattr(method, 'every', None)}")
+def test_without_its_term_it_is_fedavg_bit_for_bit(method, toy, played) -> None:
+    plain, other = played(FedAvg(), toy(), ADAM), played(method, toy(), ADAM)
+    for one, two in zip(plain.states, other.states, strict=True):
+        for name in ("trunk", "rows", "rows.samples", "buffers"):
+            assert torch.equal(one[name], two[name]), name
+
+
+@pytest.mark.parametrize("method", ON[1:], ids=lambda method: type(method).__name__)
+def test_with_its_term_it_is_not_fedavg(method, toy, played) -> None:
+    assert not torch.equal(played(FedAvg(), toy(), ADAM).last["trunk"], played(method, toy(), ADAM).last["trunk"])
+
+
+@pytest.mark.parametrize("method", ON, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("scope", ["local", "seen"])
+def test_rows_of_absent_classes_are_unchanged_bit_for_bit(method, scope, toy, played) -> None:
+    states = played(type(method)(scope=scope), toy()).states
+    old = states[1].index(("toy/0", "toy/1"))
+    assert torch.equal(states[1]["rows"][old], states[-1]["rows"][old])
+    assert not torch.equal(states[2]["rows"], states[-1]["rows"])

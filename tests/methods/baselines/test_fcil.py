@@ -1,0 +1,166 @@
+"""FCIL: compensation, relations, exemplars, transitions and the proxy's choice."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from fedbnn.errors import ConfigError
+from fedbnn.images import ImageSet
+from fedbnn.local import LocalTraining
+from fedbnn.messages import Update
+from fedbnn.methods import FCIL
+from fedbnn.methods.exemplars import herding, memorise, remembered, replay
+from fedbnn.methods.fcil import BEST, OLD, FCILFold
+from fedbnn.methods.fcil_client import SIGNALS, compensation, normalised_entropy, prototypes, relation_target
+from fedbnn.seeds import forked
+from fedbnn.state import State
+
+QUICK = LocalTraining(lr=0.03, epochs=5, batch_size=6)
+
+
+def test_compensation_weights_average_to_one_over_new_and_over_old() -> None:
+    with forked(0):
+        probability = torch.rand(50, dtype=torch.float64)
+    old = torch.arange(50) % 3 == 0
+    weights = compensation(probability, old)
+    assert torch.allclose(weights[old].mean(), torch.tensor(1.0, dtype=torch.float64), rtol=1e-12)
+    assert torch.allclose(weights[~old].mean(), torch.tensor(1.0, dtype=torch.float64), rtol=1e-12)
+    assert weights[~old][probability[~old].argmin()] == weights[~old].max()
+
+
+def test_compensation_of_perfect_answers_is_one() -> None:
+    assert torch.equal(compensation(torch.ones(4), torch.tensor([True, False, False, False])), torch.ones(4))
+
+
+def test_relations_replace_old_columns_and_follow_outside() -> None:
+    target, answers = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.3, 0.7]])
+    assert relation_target(target, answers, torch.tensor([2])).tolist() == [pytest.approx([1.0, 0.0, 0.3, 0.7])]
+
+
+def test_herding_follows_its_definition() -> None:
+    with forked(0):
+        features = torch.randn(12, 4)
+    chosen, unit = herding(features, 5).tolist(), normalize(features, dim=1)
+    assert len(set(chosen)) == 5
+    for step in range(1, 6):
+        taken, mean = chosen[: step - 1], unit.mean(0)
+        scores = {i: float((mean - unit[[*taken, i]].mean(0)).norm()) for i in range(12) if i not in taken}
+        assert scores[chosen[step - 1]] == pytest.approx(min(scores.values()), abs=1e-6)
+
+
+def pictures(labels: list[int]) -> ImageSet:
+    pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1)
+    return ImageSet(pixels, torch.tensor(labels), ("a", "b", "c"))
+
+
+def test_memory_is_shared_evenly_and_kept_as_bytes() -> None:
+    with forked(0):
+        kept = memorise(pictures([0, 0, 0, 0, 1, 1, 1]), torch.randn(7, 3), 5)
+    assert remembered(kept, {}) == {"a": 2, "b": 2}
+    assert kept["pixels"].dtype == torch.uint8
+    assert set(kept["pixels"].flatten()[kept["labels"] == 1].tolist()) <= {4, 5, 6}
+
+
+def test_replay_adds_absent_classes_at_the_end_and_is_what_was_announced() -> None:
+    memory = State({"pixels": torch.tensor([90, 91, 92], dtype=torch.uint8).view(3, 1, 1, 1), "labels": torch.tensor([0, 1, 1])}, ("c", "a"))
+    images = replay(pictures([0, 1]), memory)
+    assert images.pixels.flatten().tolist() == [0, 1, 90]
+    assert images.labels.tolist() == [0, 1, 2]
+    assert images.counts() == FCIL().holds({"a": 1, "b": 1}, memory)
+    assert FCIL().holds({"a": 1}, None) == {"a": 1}
+
+
+def test_normalised_entropy_is_one_for_ignorance_and_zero_for_certainty() -> None:
+    assert normalised_entropy(torch.zeros(3, 7).log_softmax(1)) == pytest.approx(1)
+    assert normalised_entropy(torch.tensor([[0.0, -200.0]]).log_softmax(1)) == pytest.approx(0)
+    assert normalised_entropy(torch.zeros(3, 1).log_softmax(1)) == 0
+
+
+def test_prototypes_are_nearest_to_their_class_mean() -> None:
+    features = torch.tensor([[0.0], [1.0], [5.0], [10.0], [11.0], [12.0]])
+    assert prototypes(features, torch.tensor([0, 0, 0, 1, 1, 1])).tolist() == [1, 4]
+
+
+def folded(state: State, signals: list[float], proxy: bool = True) -> State:
+    fold = FCILFold(state, proxy)
+    tensors = {"trunk": state["trunk"] + 1, "buffers": state["buffers"], "rows": state["rows"], SIGNALS: torch.tensor(signals)}
+    fold.add(Update("r", 1, "train", 0, "", 4, {"a": 4}, tensors))
+    return fold.close()
+
+
+@pytest.fixture
+def fresh() -> State:
+    tensors = {"trunk": torch.zeros(2), "buffers": torch.zeros(0), "rows": torch.zeros(1, 3)}
+    return State(tensors | {"rows.samples": torch.ones(1, dtype=torch.float64)}, ("a",))
+
+
+def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) -> None:
+    one = folded(fresh, [0.9, 0.0, 2.0])
+    two = folded(one, [0.8, 0.0, 1.0])
+    three = folded(two, [0.7, 0.0, 1.5])
+    assert [float(state[f"{BEST}.trunk"][0]) for state in (one, two, three)] == [0, 1, 1]
+    assert float(three["fcil.entropy"]) == pytest.approx(0.7)
+    after = folded(three, [1.0, 1.0, 9.0])
+    assert float(after[f"{OLD}.trunk"][0]) == 1
+    assert f"{BEST}.trunk" not in after
+    assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.trunk"][0]) == 4
+
+
+def test_without_a_proxy_the_newest_model_is_the_old_one(fresh) -> None:
+    one = folded(folded(fresh, [0.9, 0.0, 2.0], proxy=False), [1.0, 1.0, 2.0], proxy=False)
+    assert float(one[f"{OLD}.trunk"][0]) == 1
+    assert f"{BEST}.trunk" not in one
+
+
+@pytest.mark.parametrize("signals", [[1.1, 0, 0], [0.5, 0.5, 0], [0.5, 1, -1]])
+def test_signals_out_of_range_are_a_defect(signals) -> None:
+    update = Update("r", 1, "train", 0, "", 1, {}, {SIGNALS: torch.tensor(signals)})
+    assert FCIL().defect(State({}), update) is not None
+
+
+@pytest.mark.parametrize("proxy", ["prototype", "off"])
+def test_it_finds_the_transition_by_itself_and_replays(proxy, toy, played) -> None:
+    run = played(FCIL(memory=8, threshold=0.01, proxy=proxy), toy(rounds=6), QUICK)
+    assert [OLD in state.notes for state in run.states] == [False, False, False, True, True, True]
+    assert run.last.notes[OLD] == ["toy/0", "toy/1"]
+    assert [run.records[number]["samples"] for number in (3, 4)] == [48, 48 + 4 * 8]
+    assert all(len(own["pixels"]) <= 8 and set(own.classes) == set(run.last.classes) for own in run.privates.values())
+    old = run.last.index(("toy/0", "toy/1"))
+    assert not torch.equal(run.states[3]["rows"][old], run.states[2]["rows"][old])
+
+
+def test_exemplars_survive_an_interruption(toy, played) -> None:
+    stream = toy(rounds=4, num_clients=5, per_round=3)
+    whole = played(FCIL(memory=6), stream)
+    with pytest.raises(RuntimeError, match="power"):
+        played(FCIL(memory=6), _Unplugged(stream, 3), name="cut")
+    rest = played(FCIL(memory=6), stream, name="cut")
+    assert len(rest.states) == 2
+    assert all(torch.equal(tensor, rest.last[name]) for name, tensor in whole.last.tensors.items())
+    assert all(torch.equal(own["pixels"], rest.privates[client]["pixels"]) for client, own in whole.privates.items())
+
+
+class _Unplugged:
+    """A stream whose machine loses power in a round."""
+
+    def __init__(self, stream, when: int) -> None:
+        self.stream, self.when = stream, when
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        if round == self.when:
+            raise RuntimeError("power lost")
+        return self.stream.participants(round)
+
+
+def test_it_says_that_it_replays() -> None:
+    assert FCIL.replay
+    assert FCIL(memory=77).facts()["replay_images"] == 77
+
+
+@pytest.mark.parametrize("wrong", [{"memory": 0}, {"distil": 1.5}, {"threshold": 0}, {"share": "trunk_only"}])
+def test_impossible_settings_are_refused(wrong) -> None:
+    with pytest.raises(ConfigError):
+        FCIL(**wrong)

@@ -1,0 +1,133 @@
+"""LwF: the loss is zero where student and teacher agree, is about old columns only, and leaves the teacher alone."""
+
+import pytest
+import torch
+
+from fedbnn.errors import ConfigError
+from fedbnn.layout import layout_of
+from fedbnn.methods import LwF
+from fedbnn.methods.lwf import Distilled
+from fedbnn.methods.snapshots import OldColumns, recall, remember, rename
+from fedbnn.networks import MLP, CifarResNet18, Classifier
+from fedbnn.seeds import forked
+from fedbnn.state import State
+
+OLD, NEW = ("a", "b"), ("b", "c", "d")
+SHAPE = (1, 2, 2)
+
+
+def a_state(trunk, layout) -> State:
+    """Four classes in the library; `d` has never been trained."""
+    weights, buffers = layout.read(trunk)
+    with forked(1):
+        rows = torch.randn(4, trunk.width + 1)
+    samples = torch.tensor([5.0, 5.0, 5.0, 0.0], dtype=torch.float64)
+    return State({"trunk": weights, "buffers": buffers, "rows": rows, "rows.samples": samples}, ("a", "b", "c", "d"))
+
+
+def student_of(trunk, state: State) -> Classifier:
+    network = Classifier(trunk, len(NEW))
+    rows = state["rows"][state.index(NEW)]
+    with torch.no_grad():
+        network.head.weight.copy_(rows[:, :-1])
+        network.head.bias.copy_(rows[:, -1])
+    return network
+
+
+def distilled(trunk) -> tuple[Classifier, Distilled, State]:
+    layout = layout_of(trunk)
+    state = a_state(trunk, layout)
+    state = remember(state, "teacher", state)
+    teacher = recall(state, "teacher", trunk, layout)
+    return student_of(trunk, state), Distilled(OldColumns(teacher, state, NEW), 3.0, 2.0), state
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    with forked(2):
+        return torch.randn(6, *SHAPE)
+
+
+def test_the_teacher_knows_trained_classes_only() -> None:
+    _, terms, _ = distilled(MLP(SHAPE, (3,)))
+    assert set(terms.old.teacher.classes) == {"a", "b", "c"}
+
+
+def test_the_distillation_is_zero_where_student_and_teacher_agree(images) -> None:
+    network, terms, _ = distilled(MLP(SHAPE, (3,)))
+    features = network.trunk(images)
+    student = terms.old.student(features, network.head(features))
+    assert torch.equal(student.detach(), terms.old.teacher.logits(images))
+    assert float(terms.distillation(student, images).detach()) == 0
+
+
+def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) -> None:
+    network, terms, _ = distilled(MLP(SHAPE, (3,)))
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight += 0.3
+    features = network.trunk(images)
+    student = terms.old.student(features, network.head(features))
+    want = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=terms.old.teacher.logits(images) / 2),
+        torch.distributions.Categorical(logits=student.detach() / 2),
+    )
+    assert torch.allclose(terms.distillation(student, images).detach(), 4 * want.mean(), rtol=1e-4)
+    assert want.mean() > 0
+
+
+def test_its_gradient_reaches_old_rows_and_the_trunk_but_no_new_row(images) -> None:
+    network, terms, _ = distilled(MLP(SHAPE, (3,)))
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight += 0.3
+    features = network.trunk(images)
+    terms.distillation(terms.old.student(features, network.head(features)), images).backward()
+    touched = network.head.weight.grad.abs().sum(1) > 0
+    assert dict(zip(NEW, touched.tolist(), strict=True)) == {"b": True, "c": True, "d": False}
+    assert all(weight.grad.abs().sum() > 0 for weight in network.trunk.parameters())
+
+
+def test_the_teacher_is_frozen_and_in_eval_mode() -> None:
+    network, terms, state = distilled(CifarResNet18((3, 8, 8)))
+    with forked(0):
+        network.train()
+        terms.loss(network, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])).backward()
+    teacher = terms.old.teacher.trunk
+    assert not teacher.training
+    assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
+    weights, buffers = layout_of(teacher).read(teacher)
+    assert torch.equal(weights, state["teacher.trunk"])
+    assert torch.equal(buffers, state["teacher.buffers"])
+
+
+def test_the_teacher_changes_at_consolidations_only(toy, played) -> None:
+    states = played(LwF(), toy()).states
+    assert "teacher.trunk" not in states[0]
+    assert torch.equal(states[1]["teacher.trunk"], states[1]["trunk"])
+    assert torch.equal(states[2]["teacher.trunk"], states[1]["trunk"])
+    assert states[2].notes["teacher"] == ["toy/0", "toy/1"]
+    assert len(states[3]["teacher.rows"]) == 4
+
+
+def test_every_round_means_every_round(toy, played) -> None:
+    states = played(LwF(every=1), toy()).states
+    assert all(torch.equal(state["teacher.trunk"], state["trunk"]) for state in states)
+
+
+def test_a_kept_model_can_be_renamed() -> None:
+    trunk = MLP(SHAPE, (3,))
+    layout = layout_of(trunk)
+    state = a_state(trunk, layout)
+    both = remember(remember(state, "x.old", state), "x.best", state.having({"trunk": state["trunk"] + 1}))
+    moved = rename(both, "x.best", "x.old")
+    assert torch.equal(moved["x.old.trunk"], state["trunk"] + 1)
+    assert recall(moved, "x.best", trunk, layout) is None
+    assert "x.best.trunk" not in moved
+    assert set(state.tensors) <= set(moved.tensors)
+
+
+@pytest.mark.parametrize("wrong", [{"strength": -1}, {"temperature": 0}, {"every": 0}, {"share": "trunk_only"}])
+def test_impossible_settings_are_refused(wrong) -> None:
+    with pytest.raises(ConfigError):
+        LwF(**wrong)

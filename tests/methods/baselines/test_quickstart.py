@@ -1,0 +1,55 @@
+"""Every baseline on the quickstart stream, through the real loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from fedbnn.config import parse
+from fedbnn.runner import conduct
+
+CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
+NAMES = ("fedavg", "fedprox", "scaffold", "ewc", "mas", "lwf", "fcil", "joint", "local")
+FEW = ("--stream.boundaries", "[2,4,5,6,7]", "--stream.rounds_per_task", "null", "--client.epochs", "2", "--evaluate.every", "0")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Results of all baselines."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    results = {}
+    for name in NAMES:
+        where = ["--stream.data_dir", str(folder / "data")]
+        argv = ["--config", str(CONFIG), "--method", name, *where, *FEW]
+        results[name] = conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / name))
+    return results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_each_task(name: str, found) -> None:
+    result = found[name]
+    assert result["rounds_done"] == 7
+    assert not result["failed"]
+    assert not result["refused"]
+    assert result["task_aware"]["avg_ts"] > 60
+
+
+def test_joint_beats_fedavg(found) -> None:
+    assert found["joint"]["class_agnostic"]["avg_fin"] > found["fedavg"]["class_agnostic"]["avg_fin"] + 10
+
+
+def test_results_say_what_a_reader_must_know(found) -> None:
+    assert found["fcil"]["replay_images"] == 2000
+    assert all(result["replay_images"] == 0 for name, result in found.items() if name != "fcil")
+    assert {found[name]["notes"]["consolidation"] for name in ("ewc", "mas", "lwf")} == {"at task ends"}
+
+
+def test_traffic_is_what_the_methods_send(found) -> None:
+    up, down = ({name: found[name][which] / found["fedavg"][which] for name in NAMES} for which in ("bytes_up", "bytes_down"))
+    assert up["scaffold"] == pytest.approx(2, rel=0.1)
+    assert down["scaffold"] == pytest.approx(2, rel=0.1)
+    assert up["fedprox"] == down["fedprox"] == 1
+    assert up["lwf"] == pytest.approx(1, rel=0.01)
+    assert 1 < down["lwf"] < 2 < down["ewc"] < 4
+    assert up["local"] < 0.1
