@@ -55,6 +55,7 @@ class Ledger:
                 self._lock = Lock(self._root / "lock")
             opening.callback(self.close)
             self._manifest = self._newest_whole()
+            self._retire()
             self._sweep()
             opening.pop_all()
 
@@ -151,7 +152,7 @@ class Ledger:
 
     def _retire(self) -> None:
         """Remove rounds beyond the newest `keep`, and the client files that no kept round needs."""
-        rounds = manifests.rounds(self._root)
+        rounds = [number for number in manifests.rounds(self._root) if number <= self.round]
         retired, kept = rounds[: -self.keep], rounds[-self.keep :]
         if not retired:
             return

@@ -1,0 +1,96 @@
+"""A whole small federation: ledger, gate, serial engine, records and a conjugate Gaussian whose clients keep state."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedbnn import records, runs, wire
+from fedbnn.engines import Engine
+from fedbnn.engines.serial import SerialEngine
+from fedbnn.gate import Admission, Call, Gate
+from fedbnn.influence import influence_of_factor
+from fedbnn.ledger import Ledger
+from fedbnn.messages import Order, Reply, Update
+from fedbnn.rejected import Rejected
+from fedbnn.seeds import generator
+from fedbnn.state import State
+
+SITES, CLIENTS, SAMPLES = 30, 5, 20
+CONFIG = {"name": "toy"}
+SPEC = {"precision": ((SITES,), torch.float64), "info": ((SITES,), torch.float64)}
+INITIAL = State({"precision": torch.ones(SITES, dtype=torch.float64), "info": torch.zeros(SITES, dtype=torch.float64)})
+
+
+def participants(round: int) -> list[int]:
+    return torch.randperm(CLIENTS, generator=generator(0, "who", round))[:3].sort().values.tolist()
+
+
+class Client:
+    """Sends the factor of its own noisy data, and remembers how often it was asked and what it sent last."""
+
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+        order = Order.from_bytes(payload)
+        memory = wire.unpack(private)[0] if private else {"visits": torch.zeros(()), "last": INITIAL["info"]}
+        noise = torch.randn(SITES, generator=generator(0, "data", order.round, client), dtype=torch.float64)
+        info = SAMPLES * (1 + memory["visits"] / 100) + SAMPLES**0.5 * noise + memory["last"] / 1000
+        tensors = {"precision": torch.full((SITES,), float(SAMPLES), dtype=torch.float64), "info": info}
+        update = Update(order.run, order.round, order.exchange, client, wire.digest(payload), SAMPLES, {"all": SAMPLES}, tensors)
+        return Reply(client, update.to_bytes(), wire.pack({"visits": memory["visits"] + 1, "last": info}, {}))
+
+
+def point(state: State) -> Callable[[Update], Tensor]:
+    loc = state["info"] / state["precision"]
+    return lambda update: influence_of_factor(state["precision"], loc, update.tensors["precision"], update.tensors["info"])
+
+
+def folded(state: State, admission: Admission) -> State:
+    """Product of factors, in client order."""
+    precision, info = state["precision"].clone(), state["info"].clone()
+    for update, trust in admission:
+        precision += trust * update.tensors["precision"]
+        info += trust * update.tensors["info"]
+    return State({"precision": precision, "info": info})
+
+
+def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -> State:
+    """One round."""
+    payload = Order("toy", round, "train", state).to_bytes()
+    roll: Mapping[int, Mapping[str, int]] = {client: {"all": SAMPLES} for client in participants(round)}
+    call = Call("toy", round, "train", wire.digest(payload), roll, lambda classes: SPEC, lambda update: None, point(state))
+    with ledger.spool(round, "train") as spool:
+        admission, privates = Admission(gate, call, spool, Rejected(ledger.run_dir / "rejected")), spool.beside("private")
+        for answer in engine.gather(payload, sorted(roll), ledger.private):
+            if admission.admit(answer) and isinstance(answer, Reply) and answer.private is not None:
+                privates.put(answer.client, answer.private)
+        admission.close()
+        state = folded(state, admission)
+        record = {"round": round, "clients": sorted(roll), "accepted": list(admission.trust), "bytes_up": admission.bytes_up}
+        ledger.commit(round, state, privates, record)
+    records.append(ledger.run_dir, record)
+    return state
+
+
+def run(run_dir: Path, rounds: int, engine: Engine | None = None, gate: Gate | None = None, keep: int = 2) -> None:
+    """Start the run, or go on with it."""
+    with Ledger(run_dir, keep) as ledger:
+        resumed = (run_dir / "state" / "config.json").exists()
+        runs.resume(ledger, CONFIG) if resumed else runs.start(ledger, CONFIG)
+        latest = ledger.latest()
+        records.reconcile(run_dir, ledger.round, latest.record if latest else None)
+        state = latest.state if latest else INITIAL
+        for round in range(ledger.round + 1, rounds + 1):
+            state = play(ledger, engine or SerialEngine(Client()), state, round, gate or Gate())
+        runs.finish(ledger)
+
+
+def fingerprint(run_dir: Path) -> str:
+    """sha256 of all that a finished run leaves: every file but the lock, which holds a pid."""
+    total = hashlib.sha256()
+    for path in sorted(run_dir.rglob("*")):
+        if path.is_file() and path.name != "lock":
+            total.update(os.fsencode(path.relative_to(run_dir)) + path.read_bytes())
+    return total.hexdigest()

@@ -1,0 +1,60 @@
+"""Row: kill -9 at random times, and between each two steps of a commit -> the same bytes as the unbroken run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedbnn import records
+from fedbnn.errors import FederationError
+from fedbnn.gate import Gate
+from fedbnn.messages import Failure
+from tests.faults.federation import fingerprint, run
+
+ROOT = Path(__file__).parents[2]
+
+
+def kills(directory: Path, way: str, count: int) -> int:
+    """Kill runs of a small federation; how often. Every one must have ended as the unbroken one did."""
+    command = [sys.executable, "-m", "tests.faults.killing", str(directory), way, str(count)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["kills"])
+
+
+def test_killed_right_after_every_step_that_changes_the_disk(tmp_path: Path) -> None:
+    assert kills(tmp_path, "steps", 1) > 60
+
+
+def test_killed_at_random_times(tmp_path: Path) -> None:
+    assert kills(tmp_path, "random", 20) >= 20
+
+
+@pytest.mark.slow
+def test_killed_at_random_times_two_hundred_times(tmp_path: Path) -> None:
+    assert kills(tmp_path, "random", 200) >= 200
+
+
+def test_each_round_is_on_record_once(tmp_path: Path) -> None:
+    for rounds in (2, 2, 5):
+        run(tmp_path, rounds)
+    assert [record["round"] for record in records.read(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_lost_quorum_leaves_the_last_round_and_can_be_resumed(tmp_path: Path) -> None:
+    class Absent:
+        def gather(self, payload, clients, private):  # type: ignore[no-untyped-def]
+            return iter([Failure(client, "no answer within 5 s") for client in clients])
+
+        def close(self) -> None:
+            pass
+
+    run(tmp_path / "unbroken", 4)
+    run(tmp_path / "broken", 2)
+    with pytest.raises(FederationError, match="round 3: 0 of 3 clients can be folded"):
+        run(tmp_path / "broken", 4, engine=Absent(), gate=Gate(quorum=0.1))
+    assert [record["round"] for record in records.read(tmp_path / "broken")] == [1, 2]
+    run(tmp_path / "broken", 4)
+    assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "unbroken")
