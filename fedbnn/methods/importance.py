@@ -9,6 +9,7 @@ Omega_k is measured in a second exchange of the round, under the new global weig
 of a class nobody measured has importance 0. s is capped at 1 / lr (see `Pull`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ WEIGHTS = ("trunk", "buffers", "rows", "rows.samples")
 
 
 @dataclass(frozen=True)
-class ImportanceMethod(BoundaryMethod):
+class ImportanceMethod(BoundaryMethod, ABC):
     """A method that anchors weights by their importance.
 
     Args:
@@ -51,13 +52,13 @@ class ImportanceMethod(BoundaryMethod):
         if self.strength < 0 or not 0 <= self.decay <= 1:
             raise ConfigError("strength must not be below 0 and decay must be in [0, 1]", "method")
 
+    @abstractmethod
     def stiffness(self, importance: Tensor) -> Tensor:
         """s, from lambda and Omega."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measured(self, assignment: Assignment, network: Classifier) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         """Classes of the rows measured, and the mean importance over the client's images by parameter."""
-        raise NotImplementedError
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
         """Importance 0 for new rows."""

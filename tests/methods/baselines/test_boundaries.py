@@ -20,7 +20,10 @@ class Silent:
         raise AssertionError("somebody asked where tasks end")
 
 
-@pytest.mark.parametrize("method", [FedBNN(r_init=1), FedAvg(), Scaffold(), FCIL(memory=4)], ids=lambda method: type(method).__name__)
+OTHERS = [FedBNN(r_init=1), FedAvg(), Scaffold(), FCIL(memory=4)]
+
+
+@pytest.mark.parametrize("method", OTHERS, ids=lambda method: type(method).__name__)
 def test_other_methods_run_without_ever_asking_for_a_boundary(method, toy, played) -> None:
     assert len(played(method, Silent(toy(rounds=2, num_clients=3, per_round=3))).states) == 2
 

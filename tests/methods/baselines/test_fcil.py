@@ -62,7 +62,8 @@ def test_memory_is_shared_evenly_and_kept_as_bytes() -> None:
 
 
 def test_replay_adds_absent_classes_at_the_end_and_is_what_was_announced() -> None:
-    memory = State({"pixels": torch.tensor([90, 91, 92], dtype=torch.uint8).view(3, 1, 1, 1), "labels": torch.tensor([0, 1, 1])}, ("c", "a"))
+    pixels = torch.tensor([90, 91, 92], dtype=torch.uint8).view(3, 1, 1, 1)
+    memory = State({"pixels": pixels, "labels": torch.tensor([0, 1, 1])}, ("c", "a"))
     images = replay(pictures([0, 1]), memory)
     assert images.pixels.flatten().tolist() == [0, 1, 90]
     assert images.labels.tolist() == [0, 1, 2]

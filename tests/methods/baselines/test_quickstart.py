@@ -1,11 +1,13 @@
 """Every baseline on the quickstart stream, through the real loop."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import train
+from fedbnn import report
 from fedbnn.config import parse
 from fedbnn.runner import conduct
 
@@ -16,13 +18,14 @@ FEW = ("--stream.boundaries", "[2,4,5,6,7]", "--stream.rounds_per_task", "null",
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Results of all baselines."""
+    """Results of all baselines; no pictures are drawn of them."""
     folder = tmp_path_factory.mktemp("quickstart")
     results = {}
-    for name in NAMES:
-        where = ["--stream.data_dir", str(folder / "data")]
-        argv = ["--config", str(CONFIG), "--method", name, *where, *FEW]
-        results[name] = conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / name))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(report, "write_run", lambda folder: SimpleNamespace(figures=[]))
+        for name in NAMES:
+            argv = ["--config", str(CONFIG), "--method", name, "--stream.data_dir", str(folder / "data"), *FEW]
+            results[name] = conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / name))
     return results
 
 
