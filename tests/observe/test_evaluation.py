@@ -1,6 +1,7 @@
 """What an evaluated round says, with a model whose answers are known."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ def test_probabilities_are_averaged_and_not_scores(stream, predictor) -> None:
     judged = judge(Divided(stream.classes[:2]), stream.test(0), stream.tasks[0], 7)
     expected = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 9.0]]).softmax(-1).mean(0)
     assert torch.allclose(judged.class_agnostic, expected.expand(40, 2))
+    assert torch.allclose(judged.task_aware, expected.expand(40, 2))
     assert line["tasks"][0]["task_aware"]["accuracy"] == 50.0
     assert (judged.class_agnostic.argmax(-1) == 0).all()
 
@@ -68,6 +70,13 @@ def test_a_mixture_is_judged_image_by_image_in_its_own_task(gradual_stream, pred
     line = evaluate_round(predictor(gradual_stream.classes[:4], confused), gradual_stream, 2, Evaluation())
     assert line["fon"]["class_agnostic"] == pytest.approx(100 * 5 / 40)
     assert line["fon"]["task_aware"] == pytest.approx(100 * (15 + 5) / 40)
+
+
+def test_an_image_of_a_class_that_two_current_tasks_share_counts_once(gradual_stream, predictor) -> None:
+    first, second, third = gradual_stream.tasks
+    gradual_stream.tasks = (first, replace(second, classes=(*second.classes, *first.classes)), third)
+    line = evaluate_round(predictor(gradual_stream.classes[:4]), gradual_stream, 2, Evaluation())
+    assert line["fon"] == {"task_aware": 100.0, "class_agnostic": 100.0}
 
 
 def test_a_class_without_a_row_can_never_be_right(stream, predictor) -> None:

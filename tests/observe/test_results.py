@@ -66,6 +66,7 @@ def test_an_unfinished_run_has_what_it_has(lines, facts) -> None:
     assert found["task_aware"]["ts"][1:] == [None, None]
     assert found["task_aware"]["avg_ts"] == found["task_aware"]["ts"][0]
     assert found["nll"] is None
+    assert results(lines[:8], facts)["task_aware"]["fin"] == [None] * 3
     assert results([], facts)["fon"]["class_agnostic"] == [None] * 12
 
 
