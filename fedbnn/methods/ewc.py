@@ -4,8 +4,9 @@
     Omega_k  diagonal Fisher = mean over images of  sum_y p(y|x) (d log p(y|x) / d theta)^2,  y from the model, not the data
     server, state, communication as in `importance`
 
-The Fisher is that of the likelihood the client trains: the softmax over the classes it holds. With `draws` labels drawn
-from the model stand for the sum over y. Main knob: `strength` (lambda), grid 10, 100, 1e3, 1e4, 1e5.
+The Fisher is that of the likelihood the client trains: the softmax over the classes it holds. The sum over y costs a
+backward pass per class; `draws` labels drawn from the model estimate it without bias.
+Main knob: `strength` (lambda), grid 10, 100, 1e3, 1e4, 1e5.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class EWC(ImportanceMethod):
     formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher of the past"
 
     strength: float = 1000.0
-    draws: int | None = None
+    draws: int | None = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from fedbnn.networks import Classifier
 
 Weights = dict[str, Tensor]
 Output = Callable[..., Tensor]
-FLOATS = 2**25
+FLOATS = 2**22
 
 
 def summed(network: Classifier, output: Output, batch: tuple[Tensor, ...], term: Output, *beside: Tensor) -> Weights:
