@@ -51,7 +51,8 @@ Open = Callable[..., Admission]
 @pytest.fixture
 def admission(tmp_path: Path) -> Open:
     def opened(call: Call = CALL, **settings: Any) -> Admission:
-        return Admission(Gate(**settings), call, Spool(tmp_path / "spool"), Rejected(tmp_path / "rejected"))
+        gate = Gate(**settings)
+        return Admission(gate, call, Spool(tmp_path / "spool"), Rejected(tmp_path / "rejected", gate.keep_rejected))
 
     return opened
 

@@ -1,0 +1,5 @@
+"""The gate of the gate's own tests, for the rows of the table that it answers."""
+
+from tests.gate.conftest import admission
+
+__all__ = ["admission"]
