@@ -1,5 +1,6 @@
 """Every baseline on the quickstart stream, through the real loop."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,16 +18,23 @@ FEW = ("--stream.boundaries", "[2,4,5,6,7]", "--stream.rounds_per_task", "null",
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Results of all baselines; no pictures are drawn of them."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Runs a baseline; no pictures are drawn of it."""
     folder = tmp_path_factory.mktemp("quickstart")
-    results = {}
+
+    def start(name: str, *more: str) -> dict[str, Any]:
+        argv = ["--config", str(CONFIG), "--method", name, "--stream.data_dir", str(folder / "data"), *FEW, *more]
+        return conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / "-".join((name, *more))))
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(report, "write_run", lambda folder: SimpleNamespace(figures=[]))
-        for name in NAMES:
-            argv = ["--config", str(CONFIG), "--method", name, "--stream.data_dir", str(folder / "data"), *FEW]
-            results[name] = conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / name))
-    return results
+        yield start
+
+
+@pytest.fixture(scope="module")
+def found(run) -> dict[str, dict[str, Any]]:
+    """Results of all baselines."""
+    return {name: run(name) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,3 +64,9 @@ def test_traffic_is_what_the_methods_send(found) -> None:
     assert up["lwf"] == pytest.approx(1, rel=0.01)
     assert 1 < down["lwf"] < 2 < down["ewc"] < 4
     assert up["local"] < 0.1
+
+
+def test_private_state_travels_to_another_process_and_back(found, run) -> None:
+    elsewhere, here = run("fcil", "--engine", "processes", "--engine.workers", "1"), found["fcil"]
+    for name in ("task_aware", "class_agnostic", "bytes_up", "bytes_down"):
+        assert elsewhere[name] == here[name], name
