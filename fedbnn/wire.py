@@ -42,9 +42,20 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> bytes:
 
     All strings stand in one entry of the header: safetensors writes several entries in random order.
     """
-    plain = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    plain = _apart({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
     text = json.dumps(meta, sort_keys=True)
     return save(plain, metadata={ENVELOPE: json.dumps({"meta": text, "sha256": _checksum(plain, text)})})
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors, none in the memory of another: safetensors refuses two names for one memory."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return apart
 
 
 def unpack(payload: bytes) -> tuple[dict[str, Tensor], dict[str, object]]:

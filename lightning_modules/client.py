@@ -10,6 +10,9 @@ from torch import Tensor
 
 from fedbnn.images import Batch
 
+LARGEST = 1e8
+"""A loss beyond this many nats per image is as lost as one that is no number."""
+
 
 class ClientModule(pl.LightningModule):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
@@ -21,9 +24,9 @@ class ClientModule(pl.LightningModule):
         super().__init__()
         self.inner, self.steps, self.last_loss = 0.0, 0, float("nan")
 
-    def on_train_epoch_start(self) -> None:
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
-        if len(self.trainer.train_dataloader.dataset) == 1:
+        if len(batch[1]) == 1:
             for module in self.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -33,11 +36,11 @@ class ClientModule(pl.LightningModule):
         raise NotImplementedError
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss, which must be a number."""
+        """The loss, which must be a number, and one that a fit can have."""
         start = perf_counter()
         loss = self.objective(*batch)
         self.last_loss = loss.item()
-        if not torch.isfinite(loss):
+        if not abs(self.last_loss) < LARGEST:
             raise FloatingPointError(f"diverged: the loss is {self.last_loss} at step {self.steps + 1}")
         self.inner += perf_counter() - start
         return loss

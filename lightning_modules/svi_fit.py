@@ -12,6 +12,7 @@ from fedbnn.local import LocalTraining
 from fedbnn.methods import FedBNN
 from fedbnn.methods.base import Assignment
 from fedbnn.model import BayesianModel, guide_for
+from fedbnn.seeds import forked
 from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
 from lightning_modules.point_fit import Outcome, keep_rows, warm_up
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
@@ -23,8 +24,9 @@ class PosteriorFit:
 
     def __init__(self, trunk: nn.Module, layout: Layout, method: FedBNN, image_shape: tuple[int, int, int]) -> None:
         self.layout, self.method, self.trunk = layout, method, trunk
-        self.model = BayesianModel(trunk, layout, method.flipout)
-        self.guide = guide_for(self.model, image_shape)
+        with forked(0):  # made when the first client of a process comes, it must not use up that client's draws
+            self.model = BayesianModel(trunk, layout, method.flipout)
+            self.guide = guide_for(self.model, image_shape)
 
     def fit(self, assignment: Assignment, local: LocalTraining, trainer: Mapping[str, Any]) -> Outcome:
         """Warm new rows up, infer the posterior, and divide the prior out."""

@@ -1,0 +1,329 @@
+"""What happens on a client: warm-up, the weights of the KL, odd amounts of data, divergence, and an exact reference."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbnn import library
+from fedbnn.engines import ClientFailed
+from fedbnn.gaussian import Gaussian
+from fedbnn.images import ImageSet, Look
+from fedbnn.layout import layout_of
+from fedbnn.local import LocalTraining
+from fedbnn.messages import Order, Update
+from fedbnn.methods import FedAvg, FedBNN, Method
+from fedbnn.model import BayesianModel, guide_for
+from fedbnn.networks import MLP
+from fedbnn.state import State
+from fedbnn.updates import read_update
+from lightning_modules.assembly import assemble, read_rows
+from lightning_modules.point_fit import warm_up
+from lightning_modules.svi_client import Start, SVIClient, kl_weights
+from lightning_modules.trainer import fit
+from lightning_modules.work import ClientWork
+
+NAMES = ("a", "b", "c")
+LOCAL = LocalTraining(epochs=2, batch_size=8, warmup_epochs=2)
+BAYES = FedBNN(r_init=0)
+
+
+class Tiny(nn.Module):
+    """A convolution, batch norm on maps of one pixel, as deep in the paper's network, and a linear layer."""
+
+    width = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 8, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+
+class Shelf:
+    """Images that every client of every round finds."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images, self.image_shape = images, tuple(images.pixels.shape[1:])
+
+    def train(self, round: int, client: int) -> ImageSet:
+        return self.images
+
+
+def pictures(labels: list[int], side: int = 8, channels: int = 1) -> ImageSet:
+    """Bright images of class a, dark ones of class b, grey ones of class c, with noise."""
+    source = torch.Generator().manual_seed(1)
+    level = torch.tensor([200, 20, 110])[torch.tensor(labels, dtype=torch.long)].view(-1, 1, 1, 1)
+    noise = torch.randint(0, 50, (len(labels), channels, side, side), generator=source)
+    return ImageSet((level + noise).to(torch.uint8), torch.tensor(labels), NAMES, Look((0.5,), (0.3,)), training=True)
+
+
+def begun(trunk: nn.Module, method: Method, trained: tuple[str, ...] = ()) -> State:
+    """The state of a first round in which the rows of the classes `trained` are old."""
+    layout = layout_of(trunk, getattr(method, "bayes_norm", True))
+    weights, buffers = layout.read(trunk)
+    state = State({"trunk": weights, "buffers": buffers, **library.empty(trunk.width)})
+    state = method.prepare(state, 1, NAMES, layout)
+    old = torch.tensor([float(name in trained) for name in NAMES])
+    return state.having({"rows": torch.randn(3, trunk.width + 1) * old[:, None], "rows.samples": old.double()})
+
+
+def worker(trunk: nn.Module, images: ImageSet, method: Method, local: LocalTraining = LOCAL, **trainer: Any) -> ClientWork:
+    layout = layout_of(trunk, getattr(method, "bayes_norm", True))
+    return ClientWork(Shelf(images), trunk, layout, method, local, trainer, seed=0)
+
+
+def answered(work: ClientWork, state: State, totals: Mapping[str, int] | None = None) -> Update:
+    counts = totals or work.data.images.counts()  # type: ignore[attr-defined]
+    order = Order("run", 1, "train", state, sum(counts.values()), counts)
+    return read_update(work.perform(order.to_bytes(), 0, None).update)
+
+
+# Warm-up.
+
+
+@pytest.mark.parametrize("trained", [("a",), ()])
+def test_warm_up_moves_fresh_rows_and_nothing_else(trained: tuple[str, ...]) -> None:
+    trunk = Tiny()
+    state = begun(trunk, FedAvg(), trained)
+    layout, images = layout_of(trunk), pictures([0, 1] * 8).among(("a", "b"))
+    assembly = assemble(state, ("a", "b"), FedAvg(), None, 6)
+    network = assembly.classifier(trunk)
+    weights, statistics = layout.read(trunk)
+    warm_up(network, assembly, images, LOCAL, {})
+    rows = read_rows(network)
+    assert all(torch.equal(one, other) for one, other in zip(layout.read(trunk), (weights, statistics), strict=True))
+    assert torch.equal(rows[0], assembly.rows[0]) == ("a" in trained)
+    assert not torch.equal(rows[1], assembly.rows[1])
+
+
+@pytest.mark.parametrize(("trained", "epochs"), [(("a", "b"), 2), ((), 0)])
+def test_there_is_no_warm_up_without_fresh_rows_or_epochs(trained: tuple[str, ...], epochs: int) -> None:
+    trunk = MLP((1, 8, 8), (6,))
+    assembly = assemble(begun(trunk, FedAvg(), trained), ("a", "b"), FedAvg(), None, 6)
+    network = assembly.classifier(trunk)
+    assert warm_up(network, assembly, pictures([0, 1] * 8), replace(LOCAL, warmup_epochs=epochs), {}) == 0.0
+    assert torch.equal(read_rows(network), assembly.rows)
+
+
+def test_the_prior_of_a_warmed_row_is_its_value_before_warm_up() -> None:
+    """With almost no training after the warm-up, the factor is the whole way from zero to the warmed row."""
+    trunk = MLP((1, 8, 8), (6,))
+    state = begun(trunk, BAYES)
+    still = FedBNN(r_init=0, lr=1e-12)
+    update = answered(worker(trunk, pictures([0, 1] * 8), still), state)
+    prior = Gaussian.from_moments(state["rows"][:2], state["rows.scale"][:2])
+    moved = prior * Gaussian(update.tensors["rows.precision"].double(), update.tensors["rows.info"].double())
+    assert moved.loc.abs().max() > 1e-3
+    trunk_prior = Gaussian.from_moments(state["trunk"], state["trunk.scale"])
+    still_there = trunk_prior * Gaussian(update.tensors["trunk.precision"].double(), update.tensors["trunk.info"].double())
+    torch.testing.assert_close(still_there.loc.float(), state["trunk"], rtol=1e-5, atol=1e-6)
+
+
+# The weights of the KL.
+
+
+def test_the_kl_is_weighted_by_the_round_and_rows_by_their_class() -> None:
+    method, counts, totals = FedBNN(temperature=0.5), {"a": 6, "b": 2, "c": 0}, (100, {"a": 30, "b": 2, "c": 9})
+    found = kl_weights(method, 4, 1, counts, totals)
+    expected = [0.5 / 100] * 4 + [0.5 * 6 / (8 * 30)] * 2 + [0.5 * 2 / (8 * 2)] * 2 + [0.5 / 100] * 2
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_the_kl_is_weighted_by_the_client_or_by_the_number_of_weights() -> None:
+    counts, totals = {"a": 6, "b": 2}, (100, {"a": 30, "b": 2})
+    client = kl_weights(FedBNN(temperature=0.5, kl_per="client"), 4, 1, counts, totals)
+    torch.testing.assert_close(client, torch.full((8,), 0.5 / 8))
+    weights = kl_weights(FedBNN(temperature=0.5, kl_per="weights"), 4, 1, counts, totals)
+    torch.testing.assert_close(weights, torch.full((8,), 0.5 / 8))
+
+
+def test_rows_that_stay_at_home_count_the_client_alone() -> None:
+    found = kl_weights(FedBNN(temperature=1.0), 1, 1, {"a": 6, "b": 2}, (100, {}))
+    torch.testing.assert_close(found[1:], torch.full((4,), 1 / 8))
+
+
+def test_alone_in_a_round_all_weights_of_the_kl_are_those_of_one_posterior() -> None:
+    counts = {"a": 5, "b": 3}
+    found = kl_weights(FedBNN(temperature=1.0), 2, 3, counts, (8, counts))
+    torch.testing.assert_close(found, torch.full((10,), 1 / 8))
+
+
+# Inference against numerical integration: logistic regression, where the logit is one normal variable.
+
+
+def expected_loss(loc: Tensor, log_scale: Tensor, inputs: Tensor, labels: Tensor, weight: float) -> Tensor:
+    """The exact negative ELBO per image of two rows (w, b) on one feature, prior N(0, 1), by Gauss-Hermite quadrature."""
+    import numpy as np
+
+    nodes, masses = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(60))
+    rows, variances = loc.view(2, 2), (2 * log_scale).exp().view(2, 2)
+    difference, variance = rows[1] - rows[0], variances.sum(0)
+    mean = inputs * difference[0] + difference[1]
+    deviation = (inputs**2 * variance[0] + variance[1]).sqrt()
+    logits = mean[:, None] + deviation[:, None] * nodes
+    signed = torch.where(labels[:, None] == 1, -logits, logits)
+    misfit = (nn.functional.softplus(signed) @ masses).mean() / math.sqrt(2 * math.pi)
+    kl = 0.5 * (torch.expm1(2 * log_scale) - 2 * log_scale + loc**2).sum()
+    return misfit + weight * kl
+
+
+def best(inputs: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """The minimum of the exact negative ELBO."""
+    loc, log_scale = torch.zeros(4).double().requires_grad_(), torch.zeros(4).double().requires_grad_()
+    optimizer = torch.optim.LBFGS([loc, log_scale], max_iter=300, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = expected_loss(loc, log_scale, inputs, labels, weight)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return loc.detach(), log_scale.detach().exp()
+
+
+class Pixel(nn.Module):
+    """The one pixel of an image is its feature; there is nothing to learn."""
+
+    width = 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+
+def one_pixel(method: FedBNN, local: LocalTraining, pixels: Tensor, labels: Tensor) -> tuple[SVIClient, ImageSet]:
+    trunk = Pixel()
+    model = BayesianModel(trunk, layout_of(trunk), method.flipout)
+    start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4))
+    weights = kl_weights(method, 0, 1, {"a": 10, "b": 10}, (20, {"a": 10, "b": 10}))
+    images = ImageSet(pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Look((0.5,), (0.25,)), training=True)
+    return SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local), images
+
+
+PIXELS = torch.tensor([20, 60, 90, 100, 120, 130, 140, 150, 170, 110, 80, 115, 135, 160, 180, 190, 210, 220, 240, 255], dtype=torch.uint8)
+LABELS = torch.tensor([0] * 10 + [1] * 10)
+
+
+def test_the_loss_is_the_exact_negative_elbo_in_the_mean() -> None:
+    client, images = one_pixel(FedBNN(temperature=1.0, mc_samples=16), LOCAL, PIXELS, LABELS)
+    inputs, labels = images.look.normalise(images.pixels), LABELS
+    loc, log_scale = torch.tensor([-0.5, 0.2, 0.8, -0.1]), torch.tensor([-0.7, -0.3, -0.5, -1.0])
+    client.elbo.guide.swap(loc, log_scale.exp())
+    with torch.no_grad():
+        found = torch.stack([client.objective(inputs, labels) for _ in range(30)])
+    exact = expected_loss(loc.double(), log_scale.double(), inputs.flatten().double(), labels, 1 / 20)
+    assert abs(found.mean().item() - exact.item()) < 4 * found.std().item() / math.sqrt(30)
+
+
+@pytest.mark.parametrize("flipout", [False, True])
+def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) -> None:
+    method = FedBNN(temperature=1.0, mc_samples=8, flipout=flipout, scale_lr=1.0, lr=0.03)
+    local = LocalTraining(epochs=250, batch_size=20)
+    client, images = one_pixel(method, local, PIXELS, LABELS)
+    fit(client, images.loader(20, shuffle=True), 250, {})
+    loc, scale = best(images.look.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
+    guide = client.elbo.guide
+    torch.testing.assert_close(guide.loc.detach().double(), loc, rtol=0, atol=0.2)
+    torch.testing.assert_close(guide.log_scale.detach().exp().double(), scale, rtol=0.15, atol=0)
+    assert loc.abs().max() > 0.5
+    assert scale.min() < 0.9
+
+
+# Odd amounts of data.
+
+
+@pytest.mark.parametrize("method", [FedAvg(), BAYES, FedBNN(r_init=0, bayes_norm=False), FedBNN(r_init=0, flipout=True, mc_samples=2)])
+@pytest.mark.parametrize("labels", [[0], [1] * 5, [0, 1, 2, 0, 1, 2, 0, 1, 2]], ids=["one image", "one class", "a lone last image"])
+def test_batch_norm_clients_train_on_any_amount_of_data(method: Method, labels: list[int]) -> None:
+    trunk = Tiny()
+    state = begun(trunk, method)
+    update = answered(worker(trunk, pictures(labels), method), state)
+    assert update.samples == len(labels)
+    assert all(bool(value.isfinite().all()) for value in update.tensors.values())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+def test_batches_of_one_image_train_too(method: Method) -> None:
+    trunk = Tiny()
+    state = begun(trunk, method)
+    update = answered(worker(trunk, pictures([0, 1, 0]), method, replace(LOCAL, batch_size=1)), state)
+    assert all(bool(value.isfinite().all()) for value in update.tensors.values())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+def test_a_lone_image_leaves_batch_norm_training_for_the_next_client(method: Method) -> None:
+    trunk = Tiny()
+    state = begun(trunk, method)
+    work = worker(trunk, pictures([0]), method)
+    assert torch.equal(answered(work, state).tensors["buffers"], state["buffers"])
+    work.data.images = pictures([0, 1] * 8)  # type: ignore[attr-defined]
+    assert not torch.equal(answered(work, state).tensors["buffers"], state["buffers"])
+
+
+@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(method: Method) -> None:
+    trunk = Tiny()
+    state = begun(trunk, method)
+    work = worker(trunk, pictures([0, 1] * 8), method)
+    first = answered(work, state)
+    both = state.only("trunk", "buffers").having({"trunk.before": state["trunk"], "buffers.before": state["buffers"]})
+    work.perform(Order("run", 1, "statistics", both).to_bytes(), 0, None)
+    second = answered(work, state)
+    assert not torch.equal(first.tensors["buffers"], state["buffers"])
+    assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+def test_a_client_answers_the_same_whoever_came_before_it(method: Method) -> None:
+    trunk = Tiny()
+    state = begun(trunk, method, ("a",))
+    first = answered(worker(trunk, pictures([0, 1] * 8), method), state)
+    work = worker(trunk, pictures([2, 1, 0] * 3), method)
+    answered(work, state)
+    work.data.images = pictures([0, 1] * 8)  # type: ignore[attr-defined]
+    second = answered(work, state)
+    assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
+
+
+def test_no_data_is_a_failure_with_a_name() -> None:
+    trunk = MLP((1, 8, 8), (6,))
+    with pytest.raises(ClientFailed, match="no data"):
+        answered(worker(trunk, pictures([]), FedAvg()), begun(trunk, FedAvg()), {"a": 1})
+
+
+def hopeless() -> ImageSet:
+    """Noise with labels that have nothing to do with it: no weights fit it, so wrong ones are very wrong."""
+    return replace(pictures([0, 1, 2] * 16), pixels=torch.randint(0, 256, (48, 1, 8, 8), dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+def test_a_client_that_diverges_says_so_and_sends_nothing(method: Method, optimizer: str) -> None:
+    trunk = MLP((1, 8, 8), (6,))
+    local = LocalTraining(lr=1e6, optimizer=optimizer, epochs=5, batch_size=8)  # type: ignore[arg-type]
+    with pytest.raises(ClientFailed, match="diverged"):
+        answered(worker(trunk, hopeless(), method, local), begun(trunk, method))
+
+
+def test_bayes_norm_false_sends_points_that_have_been_trained() -> None:
+    trunk, method = Tiny(), FedBNN(r_init=0, bayes_norm=False)
+    state = begun(trunk, method)
+    latent = layout_of(trunk, False).latent
+    update = answered(worker(trunk, pictures([0, 1] * 8), method), state)
+    assert update.tensors["trunk.info"].shape == (latent,)
+    assert update.tensors["points"].shape == (len(state["trunk"]) - latent,)
+    assert not torch.equal(update.tensors["points"], state["trunk"][latent:])
+
+
+def test_scope_seen_puts_all_trained_classes_into_the_softmax_and_sends_only_its_own() -> None:
+    trunk, method = MLP((1, 8, 8), (6,)), FedBNN(r_init=0, scope="seen")
+    update = answered(worker(trunk, pictures([0, 1] * 8), method), begun(trunk, method, ("a", "c")))
+    assert update.classes == ("a", "b")
+    assert update.tensors["rows.info"].shape == (2, 7)
