@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def plan(parsed: Parsed, run_dir: Path) -> Plan:
     layout = layout_of(trunk, method.latent_norm)
     weights, buffers = layout.read(trunk)
     rows = library.empty(trunk.width) if method.share == "global" else {}
+    anywhere = replace(parsed, values={**parsed.values, "run_dir": None})
     return Plan(
-        config=parsed.values, yaml=parsed.yaml(), run_dir=run_dir, resumed=bool(parsed.flags.resume),
+        config=parsed.values, yaml=anywhere.yaml(), run_dir=run_dir, resumed=bool(parsed.flags.resume),
         stream=stream, method=method, layout=layout, gate=gate, keep_rounds=parsed["keep_rounds"],
         card=Card(parsed["network"], stream.image_shape, (), stream.look, method.latent_norm, method.head_temperature),
         initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients),

@@ -1,7 +1,8 @@
 """One run from its directory's point of view: open or resume it, play the rounds, leave results behind."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from fedbnn import deploy, diagnostics, environment, personal, records, report, 
 from fedbnn.console import Console
 from fedbnn.deploy import Card
 from fedbnn.engines import Engine
+from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import Evaluation, evaluate_round
 from fedbnn.gate import Gate
 from fedbnn.layout import Layout
@@ -25,6 +27,7 @@ from fedbnn.tracking import Track, Tracker
 
 MAY_DIFFER = ("engine", "track", "run_dir", "name", "beside", "trainer", "stream.data_dir", "stream.cache_dir", "stream.download")
 Json = Mapping[str, Any]
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,23 @@ def _play(plan: Plan, ledger: Ledger, console: Console, stack: ExitStack) -> Non
     console.card(_card(plan))
     name = f"{_facts(plan).method}-{plan.config['seed']}"
     tracker.start(plan.config, str(plan.config["name"]), name, ledger.round, committed.record if committed else None)
-    engine = plan.engine()
-    stack.callback(engine.close)
-    with console:
+    LOG.info("%s begins after round %d of %d", name, ledger.round, plan.stream.rounds)
+    with console, _failure_logged():
+        engine = plan.engine()
+        stack.callback(engine.close)
         state = rounds.run(_federation(plan, ledger, engine, (_Records(tracker), console)), plan.initial)
     _leave(plan, state, tracker)
+    LOG.info("%s is complete", name)
+
+
+@contextmanager
+def _failure_logged() -> Iterator[None]:
+    """The one line in which a run fails stands in its log, too."""
+    try:
+        yield
+    except FedBNNError as error:
+        LOG.error("%s", error)
+        raise
 
 
 def _federation(plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[rounds.Watcher]) -> rounds.Federation:
@@ -121,8 +136,12 @@ class _Records:
         """Nothing to write yet."""
 
     def round_done(self, record: Json) -> None:
-        """The line of the round."""
+        """The line of the round; in the log also each client that did not count, with the reason."""
         self.tracker.round(record)
+        LOG.info("round %d: %d clients, %d images", record["round"], len(record["clients"]), record["samples"])
+        for kind in ("failed", "refused"):
+            for client, reason in record[kind].items():
+                LOG.warning("round %d: client %s %s: %s", record["round"], client, kind, reason)
 
 
 def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, bytes]) -> dict[str, Any]:
