@@ -3,6 +3,7 @@
     local    min  (1 - a) L_GC + a L_RD
              L_GC  = mean_i (g_i / mean of g over its group) BCE(f(x_i), y_i),  g_i = 1 - p(y_i | x_i), groups: new, old classes
              L_RD  = BCE(f(x_i), y_i with the old model's answers in the columns of old classes)
+             BCE is summed over the columns, with f - log(C - 1) as log-odds so that a row of zeros begins at 1 / C
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
     state    exemplars on the clients (up to `memory` images each), two models of the past on the server
     communication  floats per weight: up to 3 down, 1 up, and three numbers up

@@ -69,7 +69,11 @@ def relation_target(target: Tensor, answers: Tensor, inside: Tensor) -> Tensor:
 
 
 class Compensated(LocalObjective):
-    """(1 - a) L_GC + a L_RD, or L_GC alone where there is no old model."""
+    """(1 - a) L_GC + a L_RD, or L_GC alone where there is no old model.
+
+    p(c | x) = sigmoid(f_c(x) - log(C - 1)) over the C columns of the client: a row of zeros begins at 1 / C, as under a
+    softmax. The offset is common to all columns, so it does not change which class is likeliest.
+    """
 
     def __init__(
         self, assignment: Assignment, network: Classifier, columns: tuple[str, ...], old: OldColumns | None,
@@ -80,11 +84,12 @@ class Compensated(LocalObjective):
         images = assignment.images
         replayed = images.subset(torch.arange(len(images) - assignment.replayed, len(images))).counts()
         self.is_old = torch.tensor([name in replayed for name in columns])
+        self.offset = math.log(max(len(columns) - 1, 1))
 
     def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         """Binary cross-entropies, summed over the columns, mean over the images."""
         features = network.trunk(images)
-        logits = network.head(features)
+        logits = network.head(features) - self.offset
         target = nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         own = logits.sigmoid().gather(1, labels[:, None])[:, 0]
         each = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
@@ -96,8 +101,8 @@ class Compensated(LocalObjective):
     def _relation(self, features: Tensor, logits: Tensor, target: Tensor, images: Tensor) -> Tensor:
         """L_RD, over the client's columns and those of old classes it does not hold."""
         assert self.old is not None
-        answers = self.old.teacher.logits(images).sigmoid()
-        scores = torch.cat([logits, linear(features, self.old.outside)], 1)
+        answers = (self.old.teacher.logits(images) - self.offset).sigmoid()
+        scores = torch.cat([logits, linear(features, self.old.outside) - self.offset], 1)
         wanted = relation_target(target, answers, self.old.inside)
         return nn.functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1).mean()
 

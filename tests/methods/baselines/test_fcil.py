@@ -1,5 +1,7 @@
 """FCIL: compensation, relations, exemplars, transitions and the proxy's choice."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -7,11 +9,13 @@ from torch.nn.functional import normalize
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet
 from fedbnn.local import LocalTraining
-from fedbnn.messages import Update
+from fedbnn.messages import Order, Update
 from fedbnn.methods import FCIL
+from fedbnn.methods.base import Assignment
 from fedbnn.methods.exemplars import herding, memorise, remembered, replay
 from fedbnn.methods.fcil import BEST, OLD, FCILFold
-from fedbnn.methods.fcil_client import SIGNALS, compensation, normalised_entropy, prototypes, relation_target
+from fedbnn.methods.fcil_client import SIGNALS, Compensated, compensation, normalised_entropy, prototypes, relation_target
+from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
 
@@ -165,3 +169,14 @@ def test_it_says_that_it_replays() -> None:
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         FCIL(**wrong)
+
+
+def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
+    images = toy().train(1, 0)
+    network = Classifier(MLP(images.pixels.shape[1:], (8,)), 4)
+    torch.nn.init.zeros_(network.head.weight)
+    torch.nn.init.zeros_(network.head.bias)
+    order = Order("r", 1, "train", State({}))
+    terms = Compensated(Assignment(order, 0, images.classes, images, None), network, images.classes, None, torch.zeros(3), 0.5, 8)
+    loss = terms.loss(network, *next(images.batches(12))).detach()
+    assert float(loss) == pytest.approx(math.log(4) + 3 * math.log(4 / 3))
