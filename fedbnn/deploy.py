@@ -111,12 +111,21 @@ def load(run_dir: Path | str) -> Model:
         facts = json.loads((folder / CARD).read_text())
         sites = load_file(folder / MODEL)
         card = Card(**{**facts, "look": _look(facts["look"])})
+        layout = layout_of(build_trunk(card), card.bayes_norm)
+        return Model(card, State(_flat(_fitting(sites, layout, card), layout), tuple(card.classes)))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
-    trunk = build_trunk(card)
-    layout = layout_of(trunk, card.bayes_norm)
-    return Model(card, State(_flat(sites, layout), tuple(card.classes)))
+
+
+def _fitting(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:
+    """The sites of a file, if they are those of the network and of the classes on its card."""
+    for slot in layout.slots:
+        if sites[f"trunk.{slot.name}.loc"].shape != slot.shape:
+            raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")
+    if len(card.classes) != len(sites["rows.loc"]):
+        raise ValueError(f"{len(sites['rows.loc'])} rows for the {len(card.classes)} classes in {CARD}")
+    return sites
 
 
 def _look(facts: Mapping[str, Any]) -> Look:
