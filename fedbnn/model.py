@@ -23,30 +23,11 @@ from torch.func import functional_call
 
 from fedbnn import flipout
 from fedbnn.layout import Layout
+from fedbnn.mean_field import Draw, WeightedKL
 from fedbnn.networks import Classifier
 
 pyro.settings.set(module_local_params=True)  # two clients in one process must never share a parameter
 SITE = "weights"
-
-
-class Draw(torch.autograd.Function):
-    """w = m + s * noise, differentiable in m and log s, in the fewest passes over memory.
-
-    d/dm = 1        d/d(log s) = s * noise
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
-        """One draw; the scaled noise is kept for the gradient."""
-        noise = torch.randn_like(loc).mul_(scale)
-        ctx.save_for_backward(noise)
-        return loc + noise
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradient itself, and the gradient times the scaled noise."""
-        (noise,) = ctx.saved_tensors
-        return gradient, gradient * noise, None
 
 
 class Weights(dist.Normal):
@@ -70,31 +51,6 @@ def kl_by_weight(posterior: Weights, prior: Weights) -> Tensor:
     """
     twice = 2 * (posterior.log_scale - prior.log_scale)
     return 0.5 * (torch.expm1(twice) - twice + ((posterior.loc - prior.loc) / prior.scale).square())
-
-
-class WeightedKL(torch.autograd.Function):
-    """sum_j c_j KL_j(q || p), with both gradients made in the forward pass where their terms are at hand.
-
-    d/dm = c (m - m_0) / s_0^2        d/d(log s) = c (exp(2r) - 1)
-
-    Autograd would keep a dozen vectors as long as the network to find the same.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, loc: Tensor, log_scale: Tensor, prior: Weights, weight: Tensor | float) -> Tensor:
-        """The weighted sum, and its gradients for later."""
-        twice = (log_scale - prior.log_scale).mul_(2)
-        growth = torch.expm1(twice)
-        distance = (loc - prior.loc).div_(prior.scale)
-        total = torch.addcmul(twice.neg_().add_(growth), distance, distance).mul_(weight).sum().mul_(0.5)
-        ctx.save_for_backward(distance.div_(prior.scale).mul_(weight), growth.mul_(weight))
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The saved gradients, scaled where they lie: they are used once."""
-        by_loc, by_log_scale = ctx.saved_tensors
-        return by_loc.mul_(gradient), by_log_scale.mul_(gradient), None, None
 
 
 class BayesianModel(PyroModule):

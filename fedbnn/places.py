@@ -110,6 +110,11 @@ class Sums:
         return solved
 
 
+def without_places(state: State) -> State:
+    """The state as clients are sent it: they never need the class posteriors."""
+    return state.only(*(name for name in state.tensors if not name.startswith("places.")))
+
+
 def measure(trunk: nn.Module, layout: Layout, state: State, images: ImageSet) -> dict[str, Tensor]:
     """A client's statistics: features of its images under the old and the new trunk, no augmentation."""
     classes = tuple(images.counts())

@@ -16,7 +16,7 @@ from fedbnn.ledger import Ledger
 from fedbnn.messages import Order, Reply, Update
 from fedbnn.methods import BoundaryMethod, Method
 from fedbnn.methods.base import Fold, Spec
-from fedbnn.places import EXCHANGE, PlacesExchange
+from fedbnn.places import EXCHANGE, PlacesExchange, without_places
 from fedbnn.rejected import Rejected
 from fedbnn.spool import Spool
 from fedbnn.state import State
@@ -165,7 +165,8 @@ class Exchange:
 def exchange(federation: Federation, state: State, this: Exchange, privates: Spool, traffic: Traffic) -> tuple[State, Roll]:
     """Send the state down, let the answers through the gate, fold them in client order."""
     party = this.party
-    payload = Order(federation.run, this.round, this.name, party.broadcast(state, this.name), *this.totals()).to_bytes()
+    sent = without_places(party.broadcast(state, this.name))
+    payload = Order(federation.run, this.round, this.name, sent, *this.totals()).to_bytes()
     call = Call(
         federation.run, this.round, this.name, digest(payload), this.roll,
         expected=lambda classes: party.expected(state, this.name, classes),
