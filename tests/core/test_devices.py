@@ -1,0 +1,75 @@
+"""The `trainer:` section reaches the Trainer: two devices on the CPU train points and posteriors alike."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedbnn.images import ImageSet, Look
+from fedbnn.layout import layout_of
+from fedbnn.local import LocalTraining
+from fedbnn.methods import FedAvg, FedBNN
+from fedbnn.methods.base import LocalObjective
+from fedbnn.model import BayesianModel, guide_for
+from fedbnn.networks import Classifier
+from lightning_modules.point_client import PointClient
+from lightning_modules.svi_client import Start, SVIClient
+from lightning_modules.trainer import fit
+
+TWO = {"devices": 2, "strategy": "ddp_fork", "accelerator": "cpu"}
+LOCAL = LocalTraining(epochs=2, batch_size=4)
+
+
+class Tiny(nn.Module):
+    """A convolution with batch norm and a linear layer."""
+
+    width = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 6), nn.ReLU())
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+
+def pictures() -> ImageSet:
+    pixels = torch.randint(0, 256, (16, 1, 4, 4), dtype=torch.uint8)
+    return ImageSet(pixels, torch.arange(16) % 2, ("a", "b"), Look((0.5,), (0.3,)), training=True)
+
+
+@pytest.mark.parametrize("options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"])
+def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
+    network = Classifier(Tiny(), 2)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    client = PointClient(network, LocalObjective(), FedAvg(), LOCAL)
+    fit(client, pictures().loader(4, shuffle=True), 2, options)
+    after = network.state_dict()
+    assert all(bool(value.isfinite().all()) for value in after.values())
+    assert all(not torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"])
+def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
+    trunk = Tiny()
+    layout = layout_of(trunk)
+    weights, statistics = layout.read(trunk)
+    model = BayesianModel(trunk, layout)
+    guide = guide_for(model, (1, 4, 4))
+    loc = torch.cat([weights, torch.zeros(14)])
+    scale = torch.full_like(loc, 0.05)
+    client = SVIClient(model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL)
+    fit(client, pictures().loader(4, shuffle=True), 2, options)
+    assert torch.equal(model.loc, loc), "the prior does not move on any device"
+    assert bool(guide.loc.isfinite().all())
+    assert not torch.equal(guide.loc, loc)
+    assert not torch.equal(guide.log_scale, scale.log())
+    assert not torch.equal(layout.read(trunk)[1], statistics)
+
+
+def test_precision_reaches_the_trainer() -> None:
+    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
+    trainer = fit(client, pictures().loader(4, shuffle=True), 1, {"precision": "bf16-mixed", "accelerator": "cpu"})
+    assert trainer.precision == "bf16-mixed"
