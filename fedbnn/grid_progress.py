@@ -45,7 +45,10 @@ class GridProgress:
             self.screen.print(f"{sum(done.values())}/{sum(cell.rounds for cell in self.cells)} rounds, {note}", soft_wrap=True)
 
     def seconds_left(self, pool: Pool, done: dict[Cell, int]) -> float | None:
-        """Rounds left times seconds per round of that method (of all methods, where it has not run), over the jobs."""
+        """Rounds left times seconds per round of that method (of all methods, where it has not run), over the jobs.
+
+        It takes at least as long as the longest cell, however many jobs there are.
+        """
         now = time.monotonic()
         for cell, start in pool.started.items():
             made = done[cell] - self.before[cell]
@@ -56,8 +59,8 @@ class GridProgress:
         by_method = {cell.method: self.rates[cell.name][0] for cell in self.cells if cell.name in self.rates}
         usual = mean(by_method.values())
         failed = set(pool.failures)
-        work = sum((cell.rounds - done[cell]) * by_method.get(cell.method, usual) for cell in self.cells if cell not in failed)
-        return work / pool.jobs
+        work = [(cell.rounds - done[cell]) * by_method.get(cell.method, usual) for cell in self.cells if cell not in failed]
+        return max(sum(work) / pool.jobs, *work, 0.0)
 
 
 def spoken(seconds: float) -> str:

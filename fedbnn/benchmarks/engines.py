@@ -31,8 +31,8 @@ class _Turns:
         self.updates: list[dict[int, bytes]] = []
 
     def play(self) -> None:
-        """The training exchange of the next round, from the state of the first."""
-        self.number += 1
+        """The training exchange of the next round (after the last the first again), from the state of the first."""
+        self.number = self.number % self.plan.stream.rounds + 1
         clients = self.plan.stream.participants(self.number)
         answers = self.engine.gather(self._order(clients), clients, lambda _: None)
         self.updates.append({one.client: one.update for one in answers if isinstance(one, Reply)})

@@ -36,7 +36,7 @@ def summary(seconds: Seconds, reference: str) -> list[dict[str, Any]]:
     """For each: median and quartiles in milliseconds, and the ratio to the reference."""
     rows = []
     for name, values in seconds.items():
-        low, middle, high = (1000 * value for value in quantiles(values, n=4))
+        low, middle, high = (1000 * value for value in quantiles(values * 2 if len(values) == 1 else values, n=4))
         rows.append({"name": name, "median_ms": middle, "quartiles_ms": [low, high], "ratio": ratio(seconds, name, reference)})
     return rows
 

@@ -11,7 +11,7 @@ from fedbnn import figure_style, records
 from fedbnn.benchmarks import engines, scale, step
 from fedbnn.benchmarks.interleaved import publish
 from fedbnn.benchmarks.scale_figure import draw
-from fedbnn.commands.arguments import Arguments
+from fedbnn.commands.arguments import Arguments, numbers, positive
 from fedbnn.config import Parsed, parse
 from fedbnn.runner import conduct
 from train import SCHEMA, engine, plan
@@ -29,29 +29,22 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("bench", "Measure what things cost; ratios are taken side by side in one run.")
-    parser.add_argument("what", choices=["step", "engines", "overhead", "scale"], help="what to measure")
+    what = ["step", "engines", "overhead", "scale"]
+    parser.add_argument("what", choices=what, nargs="?", default="step", help="what to measure (default: step)")
     parser.add_argument("--config", default="conf/cifar100_ci_fast.yaml", help="for engines and overhead: the experiment")
     parser.add_argument("--method", default="fedbnn", help="for engines, overhead and scale: the method")
     parser.add_argument("--data_dir", default="data", help="where data sets are (default: data)")
-    parser.add_argument("--repeats", type=int, default=6, help="turns of engines, rounds of overhead; step takes more")
-    parser.add_argument("--workers", type=int, default=2, help="workers of the process engine")
-    parser.add_argument("--clients", default="100,1000,10000,100000", help="for scale: numbers of registered clients")
+    parser.add_argument("--repeats", type=positive, default=6, help="turns of engines, rounds of overhead; step takes more")
+    parser.add_argument("--workers", type=positive, default=2, help="workers of the process engine")
+    sizes = [100, 1_000, 10_000, 100_000]
+    parser.add_argument("--clients", type=numbers, default=sizes, help="for scale: numbers of registered clients")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     return parser.parse_args(argv)
 
 
 def _parsed(options: Namespace, *more: str) -> Parsed:
-    words = [
-        "--config",
-        options.config,
-        "--method",
-        options.method,
-        "--stream.data_dir",
-        options.data_dir,
-        "--track.wandb",
-        "off",
-    ]
-    return parse([*words, "--evaluate.every", "0", *more], SCHEMA)
+    asked = ["--config", options.config, "--method", options.method, "--stream.data_dir", options.data_dir]
+    return parse([*asked, "--track.wandb", "off", "--evaluate.every", "0", *more], SCHEMA)
 
 
 def _step(options: Namespace) -> list[dict[str, Any]]:
@@ -77,4 +70,4 @@ def _overhead(options: Namespace) -> list[dict[str, Any]]:
 
 
 def _scale(options: Namespace) -> list[dict[str, Any]]:
-    return scale.measure([int(word) for word in options.clients.split(",")], options.method)
+    return scale.measure(options.clients, options.method)

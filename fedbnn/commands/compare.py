@@ -1,20 +1,21 @@
 """`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in the tables of the field."""
 
 import os
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from fedbnn import comparison_figures, console, figure_style, grid, report, tables
-from fedbnn.commands.arguments import Arguments
+from fedbnn import comparison_figures, console, figure_style, grid, report, runs, tables
+from fedbnn.commands.arguments import Arguments, numbers, positive, words
 from fedbnn.config import parse
-from fedbnn.errors import ConfigError
 from fedbnn.grid import Cell, Sweep
 from fedbnn.grid_progress import GridProgress
+from fedbnn.ledger import Ledger
 from fedbnn.pool import Pool
+from fedbnn.runner import MAY_DIFFER
 from fedbnn.signals import Stopped, owned
 from train import SCHEMA
 
@@ -22,7 +23,7 @@ from train import SCHEMA
 def main(argv: Sequence[str]) -> int:
     """Run what is not done yet, then write and print what all runs say together."""
     options = _options(argv)
-    sweep, title = _sweep(options.sweep), Path(options.config).stem
+    sweep, title = options.sweep, Path(options.config).stem
     directory = Path(options.out or f"runs/compare-{title}")
     planned = grid.cells(options.methods, options.seeds, dict(options.set), sweep, directory)
     cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
@@ -43,43 +44,34 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("compare", "Compare methods over seeds on one stream; stopping and starting again continues.")
     parser.add_argument("--config", required=True, help="YAML file of the experiment")
-    parser.add_argument("--methods", type=_words, default=["fedbnn", "fedavg"], help="names with commas between them")
-    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
+    parser.add_argument("--methods", type=words, default=["fedbnn", "fedavg"], help="names with commas between them")
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
     parser.add_argument("--set", type=_pair, action="append", default=[], metavar="KEY=VALUE", help="a setting for all runs")
-    parser.add_argument("--sweep", metavar="KEY=V1,V2,...", help="a setting to vary, with its plot")
+    parser.add_argument("--sweep", type=_sweep, metavar="KEY=V1,V2,...", help="a setting to vary, with its plot")
     parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
     return parser.parse_args(argv)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ValueError
+        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
     return key, value
 
 
-def _sweep(text: str | None) -> Sweep | None:
+def _sweep(text: str) -> Sweep:
     """The setting to vary, and its values."""
-    if text is None:
-        return None
-    key, _, values = text.partition("=")
-    if not key or not _words(values):
-        raise ConfigError(f"cannot read --sweep {text}", "fedbnn compare", "write --sweep stream.clients_per_round=10,20,40")
-    return Sweep(key, tuple(_words(values)))
+    key, values = _pair(text)
+    return Sweep(key, tuple(words(values)))
 
 
 def _rounds(cell: Cell, config: str) -> int:
-    """How many rounds a cell has; a wrong name or value is found here, before anything starts."""
+    """How many rounds a cell has; a wrong name or value, or results of other settings, are found before anything starts."""
     parsed = parse(cell.words(config), SCHEMA)
+    if cell.finished:
+        with Ledger(cell.directory, parsed["keep_rounds"]) as ledger:
+            runs.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 
 

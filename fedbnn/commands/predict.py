@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbnn import deploy, picture_files
-from fedbnn.commands.arguments import Arguments
+from fedbnn.commands.arguments import Arguments, positive
 from fedbnn.deploy import Prediction
 
 
@@ -31,18 +31,11 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("predict", "Say what a trained model sees in pictures, and how sure it is.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a finished run")
     parser.add_argument("pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them")
-    parser.add_argument("--samples", type=_positive, default=16, help="draws of the weights (default: 16)")
-    parser.add_argument("--top", type=_positive, default=3, help="classes shown for each picture (default: 3)")
+    parser.add_argument("--samples", type=positive, default=16, help="draws of the weights (default: 16)")
+    parser.add_argument("--top", type=positive, default=3, help="classes shown for each picture (default: 3)")
     parser.add_argument("--uncertain_first", action="store_true", help="the least certain pictures first")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
 
 
 def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[str, Any]]:
