@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from datamodules.stream import FederatedStream
 from fedbnn import library
@@ -34,7 +33,7 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
-    """Two tasks of two digits, eight clients, three of them in each of four rounds."""
+    """Five tasks of two digits, two rounds each, eight clients of whom three take part in a round."""
     cache = str(tmp_path_factory.mktemp("cache"))
     return FederatedStream(
         sources="digits", tasks=5, rounds_per_task=2, clients=8, clients_per_round=3, alpha=1.0,
@@ -50,7 +49,9 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
     """A federation of this method on the digits, and the state it begins with; every call has a ledger of its own."""
     ledgers: list[Ledger] = []
 
-    def build(method: Method, seed: int = 3, local: LocalTraining = LOCAL, stream: Any = digits, **parts: Any) -> tuple[Federation, State]:
+    def build(
+        method: Method, seed: int = 3, local: LocalTraining = LOCAL, stream: Any = digits, **parts: Any
+    ) -> tuple[Federation, State]:
         with forked(address(seed, "network")):
             trunk = MLP(stream.image_shape, (16,))
         layout = layout_of(trunk, getattr(method, "bayes_norm", True))
@@ -67,8 +68,3 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
     yield build
     for ledger in ledgers:
         ledger.close()
-
-
-def gaussian_pair(count: int, like: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random means and scales in float64."""
-    return torch.randn(count, generator=like, dtype=torch.float64), 0.1 + torch.rand(count, generator=like, dtype=torch.float64)

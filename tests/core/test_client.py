@@ -207,7 +207,9 @@ def one_pixel(method: FedBNN, local: LocalTraining, pixels: Tensor, labels: Tens
     return SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local), images
 
 
-PIXELS = torch.tensor([20, 60, 90, 100, 120, 130, 140, 150, 170, 110, 80, 115, 135, 160, 180, 190, 210, 220, 240, 255], dtype=torch.uint8)
+PIXELS = torch.tensor(
+    [20, 60, 90, 100, 120, 130, 140, 150, 170, 110, 80, 115, 135, 160, 180, 190, 210, 220, 240, 255], dtype=torch.uint8
+)
 LABELS = torch.tensor([0] * 10 + [1] * 10)
 
 
@@ -239,8 +241,12 @@ def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) 
 # Odd amounts of data.
 
 
-@pytest.mark.parametrize("method", [FedAvg(), BAYES, FedBNN(r_init=0, bayes_norm=False), FedBNN(r_init=0, flipout=True, mc_samples=2)])
-@pytest.mark.parametrize("labels", [[0], [1] * 5, [0, 1, 2, 0, 1, 2, 0, 1, 2]], ids=["one image", "one class", "a lone last image"])
+@pytest.mark.parametrize(
+    "method", [FedAvg(), BAYES, FedBNN(r_init=0, bayes_norm=False), FedBNN(r_init=0, flipout=True, mc_samples=2)]
+)
+@pytest.mark.parametrize(
+    "labels", [[0], [1] * 5, [0, 1, 2, 0, 1, 2, 0, 1, 2]], ids=["one image", "one class", "a lone last image"]
+)
 def test_batch_norm_clients_train_on_any_amount_of_data(method: Method, labels: list[int]) -> None:
     trunk = Tiny()
     state = begun(trunk, method)

@@ -32,7 +32,9 @@ def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
     return State({**tensors, "rows": rows, "rows.scale": row_scale, "rows.samples": torch.zeros(3).double()}, NAMES)
 
 
-def update(state: State, trunk: Posterior, rows: Posterior, counts: Mapping[str, int], client: int = 0, points: float = 0.0) -> Update:
+def update(
+    state: State, trunk: Posterior, rows: Posterior, counts: Mapping[str, int], client: int = 0, points: float = 0.0
+) -> Update:
     """What a client with these posteriors sends, in float64 so that identities are exact."""
     latent, index = len(state["trunk.scale"]), state.index(tuple(counts))
     factor = Gaussian.from_moments(*trunk) / Gaussian.from_moments(state["trunk"][:latent], state["trunk.scale"])
@@ -110,7 +112,9 @@ def test_damping_by_the_number_of_equal_clients_is_the_mean_of_natural_parameter
 def test_moments_are_those_of_the_mixture_in_closed_form_and_by_sampling() -> None:
     state, source = prior_state(), torch.Generator().manual_seed(5)
     posteriors, images = [moments(source, 5) for _ in range(3)], (1, 5, 2)
-    updates = [update(state, q, moments(source, 1, 3), {"a": n}, k) for k, (q, n) in enumerate(zip(posteriors, images, strict=True))]
+    updates = [
+        update(state, q, moments(source, 1, 3), {"a": n}, k) for k, (q, n) in enumerate(zip(posteriors, images, strict=True))
+    ]
     found = folded(state, updates, "moments")
     weights = torch.tensor(images).double() / 8
     means, scales = (torch.stack(part) for part in zip(*posteriors, strict=True))
@@ -255,9 +259,14 @@ def test_the_product_keeps_a_positive_precision_and_the_mean() -> None:
 @pytest.mark.parametrize("rule", FOLDS)
 def test_a_fold_in_float32_stays_in_float32_and_close_to_float64(rule: str) -> None:
     exact = prior_state()
-    single = State({name: value.float() for name, value in exact.tensors.items()}, exact.classes).having({"rows.samples": torch.zeros(3).double()})
+    single = State({name: value.float() for name, value in exact.tensors.items()}, exact.classes).having(
+        {"rows.samples": torch.zeros(3).double()}
+    )
     updates = [random_update(exact, counts, k) for k, counts in enumerate(COUNTS)]
-    sent = [Update(u.run, 1, "train", u.client, "", u.samples, u.counts, {n: t.float() for n, t in u.tensors.items()}) for u in updates]
+    sent = [
+        Update(u.run, 1, "train", u.client, "", u.samples, u.counts, {n: t.float() for n, t in u.tensors.items()})
+        for u in updates
+    ]
     found = folded(single, sent, rule, 0.2)
     assert {found[name].dtype for name in ("trunk", "trunk.scale", "rows", "rows.scale", "buffers")} == {torch.float32}
     reference = folded(exact, updates, rule, 0.2)
@@ -272,7 +281,12 @@ def point_update(trunk: float, rows: Mapping[str, float], counts: Mapping[str, i
 
 
 def point_state() -> State:
-    tensors = {"trunk": torch.zeros(2), "buffers": torch.zeros(1), "rows": torch.full((3, 3), 0.1), "rows.samples": torch.zeros(3).double()}
+    tensors = {
+        "trunk": torch.zeros(2),
+        "buffers": torch.zeros(1),
+        "rows": torch.full((3, 3), 0.1),
+        "rows.samples": torch.zeros(3).double(),
+    }
     return State(tensors, NAMES)
 
 

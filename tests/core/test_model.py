@@ -82,7 +82,9 @@ def test_the_prior_is_unchanged_after_a_fit() -> None:
     start = guide.loc.detach().clone()
     steps(model, guide, lambda *batch: ClosedFormELBO().differentiable_loss(model, guide, *batch))
     assert not torch.equal(guide.loc, start)
-    assert all(torch.equal(getattr(model, name), value) for name, value in zip(("loc", "scale", "log_scale"), before, strict=True))
+    assert all(
+        torch.equal(getattr(model, name), value) for name, value in zip(("loc", "scale", "log_scale"), before, strict=True)
+    )
 
 
 def test_the_stock_start_at_the_prior_moves_the_prior() -> None:
@@ -129,7 +131,9 @@ def test_the_kl_in_the_loss_is_exact_and_not_sampled() -> None:
     elbo, free = ClosedFormELBO(), ClosedFormELBO()
     elbo.kl_weight, free.kl_weight = 1.0, 0.0
     found = {
-        kl_of_loss(lambda: elbo.differentiable_loss(model, guide, *BATCH), lambda: free.differentiable_loss(model, guide, *BATCH), seed)
+        kl_of_loss(
+            lambda: elbo.differentiable_loss(model, guide, *BATCH), lambda: free.differentiable_loss(model, guide, *BATCH), seed
+        )
         for seed in range(4)
     }
     assert all(value == pytest.approx(exact, rel=1e-5) for value in found)
@@ -196,7 +200,9 @@ def test_two_clients_share_nothing_and_the_store_stays_empty() -> None:
     steps(*pairs[0], lambda *batch: ClosedFormELBO().differentiable_loss(*pairs[0], *batch))
     assert torch.equal(pairs[1][1].loc, before)
     assert list(pyro.get_param_store().keys()) == []
-    assert {parameter.data_ptr() for parameter in pairs[0][1].parameters()}.isdisjoint(p.data_ptr() for p in pairs[1][1].parameters())
+    assert {parameter.data_ptr() for parameter in pairs[0][1].parameters()}.isdisjoint(
+        p.data_ptr() for p in pairs[1][1].parameters()
+    )
 
 
 def test_with_the_global_store_two_guides_are_one() -> None:
@@ -221,7 +227,9 @@ def test_no_file_that_knows_a_guide_copies_or_pickles_anything() -> None:
     files = [folder / "fedbnn" / "model.py", *(folder / "lightning_modules").glob("*.py")]
     assert len(files) > 5
     for path in files:
-        assert not {"copy", "deepcopy", "pickle"} & set(re.findall(r"\w+", re.sub(r"def \w*copy\w*|\.copy_", "", path.read_text())) ) , path
+        assert not {"copy", "deepcopy", "pickle"} & set(
+            re.findall(r"\w+", re.sub(r"def \w*copy\w*|\.copy_", "", path.read_text()))
+        ), path
 
 
 def test_swapping_tensors_restores_a_guide_where_a_deep_copy_would_break_it() -> None:
@@ -291,8 +299,8 @@ def test_the_gradient_of_the_weighted_kl_is_that_of_finite_differences() -> None
     for place, gradient in enumerate(found):
         for entry in range(6):
             step = torch.zeros(6).double().index_fill_(0, torch.tensor([entry]), 1e-5)
-            moved = [[value.detach() + sign * step if spot == place else value.detach() for spot, value in enumerate((loc, log_scale))]
-                     for sign in (1, -1)]  # fmt: skip
+            pair = (loc.detach(), log_scale.detach())
+            moved = [[value + sign * step if spot == place else value for spot, value in enumerate(pair)] for sign in (1, -1)]
             above, below = (WeightedKL.apply(*one, prior, weight).item() for one in moved)
             assert gradient[entry].item() == pytest.approx((above - below) / 2e-5, rel=1e-6, abs=1e-8)
 
@@ -321,7 +329,9 @@ def test_weighted_kl_is_the_sum_that_autograd_knows(scalar: bool) -> None:
 
 # The model itself.
 
-EVERY = [("mlp", {}), ("lenet", {})] + [(name, {"norm": norm}) for name in ("paper_resnet", "cifar_resnet18") for norm in ("batch", "group")]
+EVERY = [("mlp", {}), ("lenet", {})] + [
+    (name, {"norm": norm}) for name in ("paper_resnet", "cifar_resnet18") for norm in ("batch", "group")
+]
 
 
 @pytest.mark.parametrize(("name", "options"), EVERY)

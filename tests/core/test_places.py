@@ -205,7 +205,9 @@ def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
     features, labels = world(6)
     update = statistics(features, features, labels)
     spec = exchange(4).expected(State({}, NAMES), "statistics", update.classes)
-    assert {name: shape for name, (shape, _) in spec.items()} == {name: tuple(value.shape) for name, value in update.tensors.items()}
+    assert {name: shape for name, (shape, _) in spec.items()} == {
+        name: tuple(value.shape) for name, value in update.tensors.items()
+    }
     assert exchange(4).defect(State({}, NAMES), update) is None
     update.tensors["places.moment"].diagonal()[0] = -1
     assert exchange(4).defect(State({}, NAMES), update) is not None
@@ -253,7 +255,9 @@ def test_predictions_are_those_of_lda_on_the_pooled_features(solver: str, count:
     places = Places.of(folded(State({}, NAMES), updates, exchange(width)), width)
     covariance = places.scatter / places.weight
     share = shrinkage(covariance, float(places.weight))
-    reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=share, priors=[1 / 3] * 3).fit(*(part.numpy() for part in train))
+    reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=share, priors=[1 / 3] * 3).fit(
+        *(part.numpy() for part in train)
+    )
     scores = Discriminant.of(places, torch.arange(3)).scores(test)
     assert scores.argmax(1).tolist() == reference.predict(test.numpy()).tolist()
 
@@ -281,8 +285,9 @@ def test_scores_are_differences_of_student_t_densities() -> None:
     covariance, freedom = places.scatter / places.weight, float(places.weight)
     share = shrinkage(covariance, freedom)
     shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
+    points = features.numpy()
     reference = np.stack([
-        multivariate_t(places.mean[c].numpy(), (1 + 1 / places.count[c].item()) * shrunk.numpy(), df=freedom).logpdf(features.numpy())
+        multivariate_t(places.mean[c].numpy(), (1 + 1 / places.count[c].item()) * shrunk.numpy(), df=freedom).logpdf(points)
         for c in range(3)
     ], 1)  # fmt: skip
     ours = Discriminant.of(places, torch.arange(3)).scores(features).double().numpy()

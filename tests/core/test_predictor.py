@@ -26,7 +26,12 @@ LOOK = Look((0.4,), (0.3,))
 
 def images(count: int = 30) -> ImageSet:
     source = torch.Generator().manual_seed(2)
-    return ImageSet(torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=source), torch.arange(count) % 3, ("a", "b", "c"), LOOK)
+    return ImageSet(
+        torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=source),
+        torch.arange(count) % 3,
+        ("a", "b", "c"),
+        LOOK,
+    )
 
 
 def state_of(trunk: nn.Module, bayesian: bool = True, bayes_norm: bool = True, places: bool = False) -> State:
@@ -36,7 +41,9 @@ def state_of(trunk: nn.Module, bayesian: bool = True, bayes_norm: bool = True, p
     state = library.grow(State({"trunk": weights, "buffers": buffers, **library.empty(trunk.width)}), ["a", "b", "c"], None)
     state = state.having({"rows": torch.randn(3, trunk.width + 1), "rows.samples": torch.tensor([4.0, 0, 2]).double()})
     if bayesian:
-        state = state.having({"trunk.scale": 0.3 * layout.initial_scale(1.0), "rows.scale": torch.full((3, trunk.width + 1), 0.2)})
+        state = state.having(
+            {"trunk.scale": 0.3 * layout.initial_scale(1.0), "rows.scale": torch.full((3, trunk.width + 1), 0.2)}
+        )
     if places:
         width, factor = trunk.width, torch.randn(trunk.width, trunk.width).double()
         mean, count = torch.randn(3, width).double(), torch.tensor([4.0, 0, 2]).double()

@@ -96,8 +96,12 @@ def test_no_initialisation_works_too(federate: Federate, digits: FederatedStream
 
 
 @pytest.mark.parametrize("fold_by", ["scaled", "product", "moments", "mean"])
-@pytest.mark.parametrize("options", [{}, {"bayes_norm": False}, {"flipout": True, "mc_samples": 2}, {"head": "gaussian"}, {"scope": "seen"}])
-def test_every_fold_plays_rounds_with_every_option(federate: Federate, digits: FederatedStream, fold_by: str, options: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"bayes_norm": False}, {"flipout": True, "mc_samples": 2}, {"head": "gaussian"}, {"scope": "seen"}]
+)
+def test_every_fold_plays_rounds_with_every_option(
+    federate: Federate, digits: FederatedStream, fold_by: str, options: Mapping[str, Any]
+) -> None:
     method = FedBNN(fold_by=fold_by, r_init=0, damping=0.3, **options)  # type: ignore[arg-type]
     state = after(*federate(method, local=FAST, stream=Short(digits, 1)))
     assert bool((state["trunk.scale"] > 0).all())
@@ -108,7 +112,9 @@ def test_every_fold_plays_rounds_with_every_option(federate: Federate, digits: F
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedBNN(r_init=1), FedBNN(r_init=1, head="gaussian")])
-def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(federate: Federate, digits: FederatedStream, method: Any) -> None:
+def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(
+    federate: Federate, digits: FederatedStream, method: Any
+) -> None:
     stream = Short(digits, 2)
     first, second = (sha(after(*federate(method, local=FAST, stream=stream))) for _ in range(2))
     other = sha(after(*federate(method, local=FAST, stream=stream, seed=4)))
@@ -131,7 +137,9 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federate: Federate, 
 # Participation.
 
 
-def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit(federate: Federate, digits: FederatedStream) -> None:
+def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit(
+    federate: Federate, digits: FederatedStream
+) -> None:
     method = FedBNN(r_init=0)
     federation, initial = federate(method, local=FAST, stream=Short(digits, 3))
     engine = Overheard(federation.engine)  # type: ignore[arg-type]
@@ -151,7 +159,9 @@ def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit
 
 
 @pytest.mark.parametrize("forgetting", [0.5])
-def test_forgetting_keeps_the_mean_and_that_part_of_what_was_learnt(federate: Federate, digits: FederatedStream, forgetting: float) -> None:
+def test_forgetting_keeps_the_mean_and_that_part_of_what_was_learnt(
+    federate: Federate, digits: FederatedStream, forgetting: float
+) -> None:
     method, kept = FedBNN(r_init=0), FedBNN(r_init=0, forgetting=forgetting)
     federation, initial = federate(method, local=FAST, stream=Short(digits, 1))
     state = after(federation, initial)
@@ -162,6 +172,16 @@ def test_forgetting_keeps_the_mean_and_that_part_of_what_was_learnt(federate: Fe
     assert torch.equal(found["trunk"], state["trunk"])
     assert torch.equal(found["rows"], state["rows"])
     assert method.settle(state, federation.layout) is state
+
+
+@pytest.mark.xfail(reason="forgetting widens the rows of absent classes too")
+def test_forgetting_leaves_rows_of_absent_classes_alone(federate: Federate, digits: FederatedStream) -> None:
+    federation, initial = federate(FedBNN(r_init=0, forgetting=0.5), local=FAST, stream=Short(digits, 3))
+    before = after(replace(federation, stream=Short(digits, 2)), initial)
+    later = rounds.play(federation, before, 3)
+    held = {name for client in digits.participants(3) for name in digits.counts(3, client)}
+    absent = [row for row, name in enumerate(before.classes) if name not in held]
+    assert torch.equal(later["rows.scale"][absent], before["rows.scale"][absent])
 
 
 def test_forgetting_everything_but_a_little_returns_to_the_initial_scale(federate: Federate, digits: FederatedStream) -> None:
@@ -178,7 +198,9 @@ def test_the_totals_of_a_round_are_those_of_its_participants(federate: Federate,
     order = Order.from_bytes(engine.down[0])
     counts = [digits.counts(1, client) for client in digits.participants(1)]
     assert order.total == sum(sum(one.values()) for one in counts)
-    assert order.class_totals == {name: sum(one.get(name, 0) for one in counts) for name in sorted({n for one in counts for n in one})}
+    assert order.class_totals == {
+        name: sum(one.get(name, 0) for one in counts) for name in sorted({n for one in counts for n in one})
+    }
 
 
 # Divergence and failures.
@@ -247,7 +269,9 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(federate: Federate, dig
     federation, initial = federate(method, local=local, stream=Short(digits, 2, participants=lambda round: (0, 1, 2)))
     state = after(federation, initial)
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
-    predictors = [Predictor(MLP(digits.image_shape, (16,)), federation.layout, personal.joined(state, own), 4) for own in libraries]
+    predictors = [
+        Predictor(MLP(digits.image_shape, (16,)), federation.layout, personal.joined(state, own), 4) for own in libraries
+    ]
     found = personal.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))
     single = [personal.evaluate([one], Short(digits, 2), 2, Evaluation(images=images)) for one in predictors]
     values = [one["fon"]["task_aware"] for one in single if one["fon"] is not None]
@@ -292,7 +316,9 @@ def test_class_posteriors_travel_as_an_exchange_of_their_own(federate: Federate,
 
 
 def test_the_linear_rows_and_the_trunk_do_not_know_which_head_predicts(federate: Federate, digits: FederatedStream) -> None:
-    linear, gaussian = (after(*federate(FedBNN(r_init=1, head=head), local=FAST, stream=Short(digits, 2))) for head in ("linear", "gaussian"))  # type: ignore[arg-type]
+    linear, gaussian = (
+        after(*federate(FedBNN(r_init=1, head=head), local=FAST, stream=Short(digits, 2))) for head in ("linear", "gaussian")
+    )  # type: ignore[arg-type]
     assert all(torch.equal(gaussian[name], value) for name, value in linear.tensors.items())
 
 

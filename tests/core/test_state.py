@@ -16,7 +16,12 @@ from fedbnn.state import State
 
 
 def filled(scale: bool = False) -> State:
-    tensors = {"trunk": torch.zeros(2), "buffers": torch.zeros(0), "rows": torch.ones(1, 4), "rows.samples": torch.tensor([3.0]).double()}
+    tensors = {
+        "trunk": torch.zeros(2),
+        "buffers": torch.zeros(0),
+        "rows": torch.ones(1, 4),
+        "rows.samples": torch.tensor([3.0]).double(),
+    }
     if scale:
         tensors |= {"trunk.scale": torch.ones(2), "rows.scale": torch.full((1, 4), 0.3)}
     return State(tensors, ("b",))
@@ -84,7 +89,11 @@ def test_addresses_are_the_same_everywhere_and_differ_from_their_neighbours(seed
     here = address(seed, "train", round, client)
     assert here == address(seed, "train", round, client)
     assert 0 <= here < 2**63
-    others = [address(seed + 1, "train", round, client), address(seed, "train", round + 1, client), address(seed, "test", round, client)]
+    others = [
+        address(seed + 1, "train", round, client),
+        address(seed, "train", round + 1, client),
+        address(seed, "test", round, client),
+    ]
     assert here not in others
 
 
@@ -136,7 +145,9 @@ def test_augmentation_flips_half_and_shifts_by_no_more_than_asked() -> None:
     assert torch.equal(Look().augment(pixels), pixels)
 
 
-@pytest.mark.parametrize(("count", "size", "batches"), [(9, 4, [4, 4]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("count", "size", "batches"), [(9, 4, [4, 4]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])]
+)
 def test_a_lone_last_image_is_left_out_but_never_a_lone_client(count: int, size: int, batches: list[int]) -> None:
     assert [len(labels) for _, labels in pictures(count).loader(size, shuffle=False)] == batches
 
