@@ -82,6 +82,10 @@ class Ledger:
         state = State.from_bytes((directory / STATE).read_bytes())
         return Committed(self.round, state, json.loads((directory / RECORD).read_bytes()))
 
+    def clients(self) -> tuple[int, ...]:
+        """The clients that keep something for themselves."""
+        return tuple(sorted(self._manifest.clients))
+
     def private(self, client: int) -> bytes | None:
         """What this client kept for itself when it last took part, or None if it never did."""
         entry = self._manifest.clients.get(client)

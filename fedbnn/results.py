@@ -17,7 +17,7 @@ CALIBRATION = ("nll", "brier", "ece")
 
 @dataclass(frozen=True)
 class Facts:
-    """What the lines do not say about a run. `replay_images` is how many images of the past a method may store."""
+    """What the lines do not say about a run. `replay_images` is how many images of the past its clients store."""
 
     method: str
     scenario: str

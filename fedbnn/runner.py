@@ -61,7 +61,7 @@ def conduct(plan: Plan) -> dict[str, Any]:
         if not runs.finished(ledger):
             _play(plan, ledger, console, stack)
             runs.finish(ledger)
-        found = results.results(records.read(plan.run_dir), _facts(plan))
+        found = results.results(records.read(plan.run_dir), _facts(plan, ledger))
         console.finished(found, plan.run_dir)
     return found
 
@@ -86,14 +86,14 @@ def _play(plan: Plan, ledger: Ledger, console: Console, stack: ExitStack) -> Non
     stack.callback(tracker.close)
     committed = ledger.latest()
     console.card(_card(plan))
-    name = f"{_facts(plan).method}-{plan.config['seed']}"
+    name = f"{plan.config['method']['name']}-{plan.config['seed']}"
     tracker.start(plan.config, str(plan.config["name"]), name, ledger.round, committed.record if committed else None)
     LOG.info("%s begins after round %d of %d", name, ledger.round, plan.stream.rounds)
     with console, _failure_logged():
         engine = plan.engine()
         stack.callback(engine.close)
         state = rounds.run(_federation(plan, ledger, engine, (_Records(tracker), console)), plan.initial)
-    _leave(plan, state, tracker)
+    _leave(plan, state, tracker, ledger)
     LOG.info("%s is complete", name)
 
 
@@ -160,10 +160,10 @@ def _predictor(plan: Plan, state: State) -> Predictor:
     return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, temperature)
 
 
-def _leave(plan: Plan, state: State, tracker: Tracker) -> None:
+def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
     lines = records.read(plan.run_dir)
-    found = results.results(lines, _facts(plan))
+    found = results.results(lines, _facts(plan, ledger))
     records.write_json(plan.run_dir / "results.json", found)
     records.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
     if plan.method.share == "global":
@@ -171,7 +171,7 @@ def _leave(plan: Plan, state: State, tracker: Tracker) -> None:
     tracker.finish(found, report.write_run(plan.run_dir).figures)
 
 
-def _facts(plan: Plan) -> Facts:
+def _facts(plan: Plan, ledger: Ledger) -> Facts:
     """What results.json says beside the measurements."""
     return Facts(
         method=str(plan.config["method"]["name"]),
@@ -180,9 +180,17 @@ def _facts(plan: Plan) -> Facts:
         rounds=plan.stream.rounds,
         task_names=tuple(task.name for task in plan.stream.tasks),
         task_ends=plan.stream.task_ends(),
-        replay_images=int(plan.method.facts().get("replay_images", 0)),
+        replay_images=_stored(plan.method, ledger),
         notes=plan.method.facts(),
     )
+
+
+def _stored(method: Method, ledger: Ledger) -> int:
+    """Images of the past that all clients store together, for a method that replays them."""
+    if not method.replay:
+        return 0
+    private = (ledger.private(client) for client in ledger.clients())
+    return sum(method.stored(State.from_bytes(payload)) for payload in private if payload)
 
 
 def _card(plan: Plan) -> dict[str, str]:

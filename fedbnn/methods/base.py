@@ -195,6 +195,10 @@ class Method:
         """What a client answers in an exchange after training, with the newest weights in `network` (eval mode)."""
         raise LookupError(f"{type(self).__name__} has no exchange {assignment.order.exchange!r}")
 
+    def stored(self, private: State) -> int:
+        """Images of the past in what one client remembers."""
+        return 0
+
     def facts(self) -> dict[str, Any]:
         """What a results file should say about how this method was run."""
         return {}

@@ -102,9 +102,13 @@ class FCIL(Method):
             return recall(remember(state, BEST, state), BEST, network.trunk, layout)
         return recall(state, BEST if moved else OLD, network.trunk, layout)
 
+    def stored(self, private: State) -> int:
+        """The exemplars of one client."""
+        return len(private["labels"])
+
     def facts(self) -> dict[str, Any]:
         """That it replays, how much, and how the old model is chosen."""
-        return {"replay_images": self.memory, "replay_images_are": "most per client", "proxy": self.proxy}
+        return {"memory_per_client": self.memory, "proxy": self.proxy}
 
 
 class FCILFold(folds.PointFold):

@@ -162,7 +162,7 @@ class _Unplugged:
 
 def test_it_says_that_it_replays() -> None:
     assert FCIL.replay
-    assert FCIL(memory=77).facts()["replay_images"] == 77
+    assert FCIL(memory=77).facts()["memory_per_client"] == 77
 
 
 @pytest.mark.parametrize("wrong", [{"memory": 0}, {"distil": 1.5}, {"threshold": 0}, {"share": "trunk_only"}])

@@ -51,7 +51,7 @@ def test_joint_beats_fedavg(found) -> None:
 
 
 def test_results_say_what_a_reader_must_know(found) -> None:
-    assert found["fcil"]["replay_images"] == 2000
+    assert found["fcil"]["replay_images"] > 0
     assert all(result["replay_images"] == 0 for name, result in found.items() if name != "fcil")
     assert {found[name]["notes"]["consolidation"] for name in ("ewc", "mas", "lwf")} == {"at task ends"}
 

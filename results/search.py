@@ -1,0 +1,121 @@
+"""The search behind results/tuning.md: trials of one configuration on the validation split, several at a time.
+
+    python results/search.py --data_dir data --jobs 2 results/trials.txt
+
+Every line of the trials file is a name and settings (`fedprox method=fedprox method.mu=0.1`). The class posteriors do
+not change how a trunk or a row is trained, so each trial is trained once and both heads are read off it. Trials that
+are in results/tuning.json already are not run again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOUND = HERE / "tuning.json"
+
+
+def trial(words: list[str]) -> dict:
+    """Train one trial in this process; its averages with both heads."""
+    import train
+    from fedbnn import results, runner
+    from fedbnn.config import parse
+    from fedbnn.places import without_places
+
+    lines, evaluate = [], runner._evaluate
+
+    def both(plan, state, number, privates):
+        lines.append({"round": number, "shares": [], **evaluate(plan, without_places(state), number, privates)})
+        return evaluate(plan, state, number, privates)
+
+    runner._evaluate = both
+    with tempfile.TemporaryDirectory() as folder:
+        plan = train.plan(parse(words, train.SCHEMA), Path(folder) / "run")
+        found = {"gaussian": runner.conduct(plan)}
+    facts = results.Facts(**{key: found["gaussian"][key] for key in results.Facts.__dataclass_fields__})
+    found["linear"] = results.results(lines, facts)
+    keep = ("avg_ts", "avg_fin", "fin", "nll", "ece")
+    heads = {
+        head: {regime: {key: one[regime][key] for key in keep} for regime in ("task_aware", "class_agnostic")}
+        for head, one in found.items()
+    }
+    return {"seconds": found["gaussian"]["seconds"], **heads}
+
+
+def run(name: str, settings: list[str], options: argparse.Namespace) -> None:
+    """One trial in a process of its own; its line is added to the file."""
+    pairs = dict(word.split("=", 1) for word in settings)
+    fixed = {"stream.data_dir": options.data_dir, "stream.validation": "true", "evaluate.every": "0", "track.wandb": "off"}
+    method = pairs.pop("method")
+    words = ["--config", options.config, "--method", method, "--method.head", "gaussian"]
+    words += [word for key, value in {**fixed, **pairs}.items() for word in (f"--{key}", value)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[:1] + [str(HERE.parent)])}
+    command = [sys.executable, __file__, "--trial", json.dumps(words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.stderr.strip()[-300:]}
+    add({"trial": name, "config": Path(options.config).stem, "settings": {"method": method, **pairs}, **result})
+
+
+def add(entry: dict) -> None:
+    """Append one finding, whole."""
+    entries = [*known(), entry]
+    aside = FOUND.with_suffix(".new")
+    aside.write_text(json.dumps(entries, indent=1) + "\n")
+    shutil.move(aside, FOUND)
+    write_table(entries)
+    print(json.dumps(entry), flush=True)
+
+
+def known() -> list[dict]:
+    """What was found so far."""
+    return json.loads(FOUND.read_text()) if FOUND.exists() else []
+
+
+def write_table(entries: list[dict]) -> None:
+    """results/tuning.md: one line per trial."""
+    heads = "| config | trial | settings | linear: aware TS / Fin | agnostic TS / Fin | gaussian: aware TS / Fin | agnostic TS / Fin | s |"
+    lines = [heads, "|---|---|---|---|---|---|---|---|"]
+    for one in entries:
+        if "failed" in one:
+            continue
+        cells = [
+            f"{one[head][regime]['avg_ts']:.2f} / {one[head][regime]['avg_fin']:.2f}"
+            for head in ("linear", "gaussian")
+            for regime in ("task_aware", "class_agnostic")
+        ]
+        settings = " ".join(f"{key}={value}" for key, value in one["settings"].items())
+        lines.append(f"| {one['config']} | {one['trial']} | `{settings}` | {' | '.join(cells)} | {one['seconds']:.0f} |")
+    (HERE / "tuning_table.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    """Run the trials that are not known yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trials", nargs="?", type=Path)
+    parser.add_argument("--config", default=str(HERE.parent / "conf/cifar100_ci_fast.yaml"))
+    parser.add_argument("--data_dir", default="data")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--trial", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.trial:
+        print(json.dumps(trial(json.loads(options.trial))))
+        return
+    done = {(one["trial"], one["config"]) for one in known()}
+    wanted = [line.split() for line in options.trials.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(
+            pool.map(
+                lambda words: run(words[0], words[1:], options),
+                [w for w in wanted if (w[0], Path(options.config).stem) not in done],
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
