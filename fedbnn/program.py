@@ -35,7 +35,7 @@ class Program:
             return 0
         parsed = self._parse(argv)
         if parsed.flags.dry_run:
-            picture = Path(f"{parsed['name']}-schedule.png")
+            picture = Path(f"{Path(parsed['name']).name}-schedule.png")
             console.schedule(self.preview(parsed, picture))
             print(f"picture  {picture}")
             return 0

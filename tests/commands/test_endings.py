@@ -32,7 +32,7 @@ def test_a_data_set_that_is_not_there_is_named_with_its_folder(home: Path, capsy
     line = capsys.readouterr().err
     assert line.startswith("error: ")
     assert line.count("\n") == 1
-    for words in ("cifar100", "elsewhere", "--download"):
+    for words in ("cifar100", "elsewhere/cifar-100-python", "stream.download=true", "stream.data_dir"):
         assert words in line
     assert not (home / "runs").exists()
 

@@ -1,0 +1,67 @@
+"""`fedbnn bench`: what things cost, side by side, as a table and as JSON; and `fedbnn report`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbnn.benchmarks import step
+from tests.commands.command import fedbnn, files
+
+
+def test_a_step_is_measured_against_the_standard_one(home: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(step, "CASES", {"lenet": (4, 3)})
+    assert fedbnn("bench", "--repeats", 1, "--out", "deep/step.json") == 0
+    shown = capsys.readouterr().out
+    assert "fedbnn bench step" in shown
+    assert "written  deep/step.json" in shown
+    measured = json.loads((home / "deep" / "step.json").read_text())
+    ratios = {row["name"]: row["ratio"] for row in measured["rows"]}
+    assert ratios[step.REFERENCE] == 1.0
+    assert ratios.keys() >= {"SNN, fused Adam", "FedBNN (Pyro)"}
+    assert all(ratio > 0 for ratio in ratios.values())
+    assert measured["environment"]["packages"]["torch"]
+    assert all(low <= row["median_ms"] <= high for row in measured["rows"] for low, high in [row["quartiles_ms"]])
+
+
+def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Path, capsys) -> None:
+    assert fedbnn("bench", "engines", "--config", "tiny.yaml", "--repeats", 5, "--workers", 2, "--out", "engines.json") == 0
+    rows = json.loads((home / "engines.json").read_text())["rows"]
+    assert [(row["name"], row["same_bytes"]) for row in rows] == [("serial", True), ("processes", True)]
+    assert rows[0]["ratio"] == 1.0
+    assert "same_bytes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_number_of_registered_clients_is_measured_each_in_its_own_process(home: Path, capsys) -> None:
+    assert fedbnn("bench", "scale", "--clients", "20,200", "--method", "fedavg", "--out", "scale.json") == 0
+    rows = json.loads((home / "scale.json").read_text())["rows"]
+    assert [row["registered"] for row in rows] == [20, 200]
+    assert all(0 < row["round_seconds"] < 60 and 50 < row["peak_mib"] < 4000 for row in rows)
+    assert files(home).keys() >= {"scale.json", "scale.png"}
+    assert "registered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("stepp",), ("step", "--repeats", "0"), ("scale", "--clients", "10,many")], ids=" ".join)
+def test_what_cannot_be_measured_is_one_line(words: tuple[str, ...], home: Path, capsys) -> None:
+    assert fedbnn("bench", *words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(files(home)) == ["tiny.yaml"]
+
+
+def test_a_report_is_written_again_and_several_runs_together(finished: Path, home: Path, capsys) -> None:
+    page = finished / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert fedbnn("report", finished) == 0
+    assert capsys.readouterr().out == f"report  {page}\n"
+    assert page.read_bytes() == before
+    assert fedbnn("report", finished, finished, "--out", "both") == 0
+    assert capsys.readouterr().out == "report  both/report.html\n"
+    assert files(home / "both").keys() >= {"report.html", "tables.md", "figures/focus_on_now.png"}
+
+
+def test_a_run_without_results_has_no_report(home: Path, capsys) -> None:
+    (home / "empty").mkdir()
+    assert fedbnn("report", "empty") == 4
+    assert "no results.json that can be read (empty)" in capsys.readouterr().err

@@ -1,0 +1,192 @@
+"""`fedbnn compare`: a grid of runs that can be stopped, continued, and has tables at its end."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from fedbnn import grid_progress
+from fedbnn.grid import Cell
+from fedbnn.grid_progress import GridProgress
+from tests.commands.command import environment, fedbnn, files
+
+STAND_IN = """
+import json, shutil, sys
+from pathlib import Path
+finished, method, seed, directory, failing = sys.argv[1:]
+if failing in Path(directory).name:
+    sys.exit("error: a client sat on the cable")
+shutil.copytree(finished, directory)
+results = json.loads((Path(directory) / "results.json").read_text())
+results |= {"method": method, "seed": int(seed)}
+(Path(directory) / "results.json").write_text(json.dumps(results))
+"""
+
+
+@pytest.fixture
+def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In the place of each run a process that copies a finished one; it fails where a name in this list is part of its own."""
+    failing: list[str] = []
+
+    def command(cell: Cell, _config: str) -> list[str]:
+        told = [finished, cell.method, cell.seed, cell.directory, next(iter(failing), "nothing")]
+        return [sys.executable, "-c", STAND_IN, *map(str, told)]
+
+    monkeypatch.setattr(Cell, "command", command)
+    monkeypatch.setattr("fedbnn.pool.LOOK_SECONDS", 0.05)
+    return failing
+
+
+def test_a_grid_ends_in_tables_of_every_format(home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedbnn("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--jobs", 3) == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert shown.rstrip().endswith("report  runs/compare-tiny/report.html")
+    written = files(home / "runs" / "compare-tiny")
+    assert written.keys() >= {"report.html", "tables.md", "tables.tex", "tables.csv", "figures/focus_on_now.png"}
+    assert written.keys() >= {f"{method}-s{seed}/results.json" for method in ("fedbnn", "fedavg") for seed in (0, 1)}
+    for name in ("tables.md", "tables.tex", "tables.csv"):
+        text = written[name].decode()
+        assert all(word in text for word in ("fedbnn", "fedavg", "chance", "@TS", "@Fin"))
+    assert "±" in written["tables.md"].decode()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_failed_run_is_reported_and_does_not_sink_the_others(
+    home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins.append("fedavg-s1")
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", "grid")
+    assert fedbnn(*asked) == 1
+    shown = capsys.readouterr().out
+    assert "fedavg-s1 failed with exit code 1: error: a client sat on the cable\n" in shown
+    assert shown.count(" failed ") == 1
+    assert (home / "grid" / "tables.md").is_file()
+    assert "a client sat on the cable" in (home / "grid" / "logs" / "fedavg-s1.txt").read_text()
+    assert sorted(path.parent.name for path in (home / "grid").glob("*/results.json")) == ["fedavg-s0", "fedbnn-s0", "fedbnn-s1"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
+    home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = ("--sweep", "stream.clients_per_round=1,2", "--methods", "fedavg", "--seeds", "0,1", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    capsys.readouterr()
+    assert all((home / "sweep" / f"fedavg-s{seed}-{value}").is_dir() for seed in (0, 1) for value in (1, 2))
+    assert all((home / "sweep" / f"stream.clients_per_round={value}" / "report.html").is_file() for value in (1, 2))
+    assert (home / "sweep" / "figures" / "sweep.png").stat().st_size > 1000
+    table = (home / "sweep" / "tables.md").read_text()
+    assert all(name in table for name in ("fedavg 1", "fedavg 2"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_over_words_has_the_table_and_no_plot(home: Path, stand_ins: list[str]) -> None:
+    swept = ("--sweep", "stream.partition=iid,dirichlet", "--methods", "fedavg", "--seeds", "0", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept, "--set", "client.lr=0.01") == 0
+    assert all(f"fedavg {value}" in (home / "sweep" / "tables.md").read_text() for value in ("iid", "dirichlet"))
+    assert not (home / "sweep" / "figures").exists()
+
+
+WRONG = {
+    ("--methods", "fedavg,fedbn"): "did you mean 'fedbnn'?",
+    ("--methods", ","): "argument --methods: expected at least one word",
+    ("--seeds", "0,x"): "argument --seeds: expected whole numbers",
+    ("--jobs", "0"): "argument --jobs: expected a whole number above 0, got '0'",
+    ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
+    ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
+    ("--sweep", "client.lr="): "argument --sweep: expected at least one word",
+    ("--sweep", "client.lr=0.1,much"): "client.lr: expected float, got 'much'",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_mistake_is_found_before_anything_starts(
+    words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedbnn("compare", "--config", "tiny.yaml", *words) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert WRONG[words] in line
+    assert list(files(home)) == ["tiny.yaml"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_results_of_other_settings_are_not_taken_for_these(
+    finished: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "grid").mkdir()
+    (home / "grid" / "fedbnn-s0").symlink_to(finished)
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn", "--seeds", "0", "--out", "grid")
+    assert fedbnn(*asked, "--set", "client.epochs=2") == 4
+    assert "client.epochs was 1, now it is 2" in capsys.readouterr().err
+    assert fedbnn(*asked) == 0
+
+
+def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = home / "grid"
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", str(grid), "--jobs=2")
+    told = {**environment(), "COLUMNS": "200"}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedbnn", *asked], cwd=home, env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while running.poll() is None and not list(grid.glob("*/state/finished.json")):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    shown, _ = running.communicate()
+    assert running.returncode == 143
+    assert shown.endswith("stopped; the same command goes on from here\n")
+    assert not left_over(grid)
+    done = {path.parent.parent for path in grid.glob("*/state/finished.json")}
+    before = {directory: times(directory) for directory in done}
+    assert 1 <= len(done) < 4
+
+    assert fedbnn(*asked) == 0
+    assert {directory: times(directory) for directory in done} == before
+    assert len(list(grid.glob("*/state/finished.json"))) == 4
+    seeds = [json.loads(path.read_text())["seed"] for path in grid.glob("fedavg-*/results.json")]
+    assert sorted(seeds) == [0, 1]
+    assert "fedbnn" in (grid / "tables.md").read_text()
+    assert "failed" not in capsys.readouterr().out
+
+
+def times(directory: Path) -> dict[str, int]:
+    """When each file of a run was last written."""
+    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that still work on runs in a folder."""
+    commands = [path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [text for text in map(quietly_read, commands) if str(folder) in text]
+
+
+def quietly_read(file: Path) -> str:
+    """The words of a process, or nothing if it has gone."""
+    try:
+        return file.read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    running, waiting = (Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1))
+    progress = GridProgress([running, waiting], Console(file=StringIO()))
+    pool = SimpleNamespace(started={running: 90.0}, running={running: None}, failures={}, jobs=1)
+    assert progress.seconds_left(pool, {running: 0, waiting: 0}) is None
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * (5 + 10)
+    pool.jobs = 8
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 10
+    pool.failures = {waiting: (1, "")}
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 5
