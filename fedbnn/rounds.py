@@ -78,12 +78,12 @@ def play(federation: Federation, state: State, number: int) -> State:
         watcher.round_started(number, clients)
     roll, traffic, before = roll_call(federation, number, clients), Traffic(), state
     classes = {name for counts in roll.values() for name in counts}
-    state = federation.method.prepare(state, number, sorted(classes), federation.layout)
+    state = started = federation.method.prepare(state, number, sorted(classes), federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for name in exchanges(federation, number):
             this = Exchange(number, name, roll, party(federation, name, before))
             state, roll = exchange(federation, state, this, privates, traffic)
-        state = _finite(settled(federation, state, number), number)
+        state = _finite(settled(federation, started, state, number), number)
         evaluated, evaluation = _timed(lambda: federation.evaluate(state, number, privates))
         traffic.seconds |= {"evaluate": evaluation, "round": perf_counter() - start}
         record = _record(federation, number, clients, roll, traffic) | evaluated
@@ -117,12 +117,12 @@ def exchanges(federation: Federation, number: int) -> tuple[str, ...]:
     return method.exchanges(number) + statistics
 
 
-def settled(federation: Federation, state: State, number: int) -> State:
+def settled(federation: Federation, before: State, state: State, number: int) -> State:
     """The state a round ends with; only a `BoundaryMethod` learns whether a task ends here."""
     method = federation.method
     if isinstance(method, BoundaryMethod) and method.consolidates(number, number in federation.stream.task_ends()):
         state = method.consolidate(state)
-    return method.settle(state, federation.layout)
+    return method.settle(before, state, federation.layout)
 
 
 class Party(Protocol):

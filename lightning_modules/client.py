@@ -24,6 +24,14 @@ class ClientModule(pl.LightningModule):
         super().__init__()
         self.inner, self.steps, self.last_loss = 0.0, 0, float("nan")
 
+    def get_extra_state(self) -> Tensor:
+        """Counters travel with the weights, so that they come back from other ranks' processes too."""
+        return torch.tensor([self.steps, self.inner], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """The counters of the process that trained."""
+        self.steps, self.inner = int(state[0]), float(state[1])
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
         if len(batch[1]) == 1:

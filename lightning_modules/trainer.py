@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+from torch.multiprocessing import ProcessRaisedException
 from torch.utils.data import DataLoader
 
 from fedbnn.engines import ClientFailed
+from fedbnn.errors import ConfigError
 from fedbnn.images import Batch
 
 _LEAN: Mapping[str, Any] = {
@@ -39,9 +41,21 @@ def fit(module: pl.LightningModule, loader: DataLoader[Batch], epochs: int, opti
         for text in _CHATTER:
             warnings.filterwarnings("ignore", text)
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-        trainer = pl.Trainer(**{**_LEAN, **options, "max_epochs": epochs})
+        trainer = pl.Trainer(**{**_LEAN, **_side_by_side(options), **options, "max_epochs": epochs})
         try:
             trainer.fit(module, loader)
-        except FloatingPointError as error:
-            raise ClientFailed(str(error)) from error
+        except (FloatingPointError, ProcessRaisedException) as error:
+            raise ClientFailed(str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")) from error
     return trainer
+
+
+def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
+    """Several devices fork from this process: a strategy that starts the script again would play every round twice."""
+    return {} if options.get("devices", 1) in (1, "1", "auto") else {"strategy": "ddp_fork"}
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse strategies that start the script again, or that pickle the network."""
+    if options.get("strategy") in ("ddp", "ddp_spawn", "fsdp", "deepspeed"):
+        fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
+        raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)

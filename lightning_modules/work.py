@@ -20,6 +20,7 @@ from fedbnn.state import State
 from lightning_modules.assembly import assemble, load_trunk
 from lightning_modules.point_fit import fit_points
 from lightning_modules.svi_fit import PosteriorFit
+from lightning_modules.trainer import check
 
 
 class Data(Protocol):
@@ -54,6 +55,7 @@ class ClientWork:
         trainer: Mapping[str, Any],
         seed: int,
     ) -> None:
+        check(trainer)
         self.data, self.trunk, self.layout, self.method = data, trunk, layout, method
         self.local, self.trainer, self.seed = local, trainer, seed
         self.posterior: PosteriorFit | None = None

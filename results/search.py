@@ -55,7 +55,7 @@ def run(name: str, settings: list[str], options: argparse.Namespace) -> None:
     method = pairs.pop("method")
     words = ["--config", options.config, "--method", method, "--method.head", "gaussian"]
     words += [word for key, value in {**fixed, **pairs}.items() for word in (f"--{key}", value)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[:1] + [str(HERE.parent)])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, __file__, "--trial", json.dumps(words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.stderr.strip()[-300:]}
@@ -79,7 +79,8 @@ def known() -> list[dict]:
 
 def write_table(entries: list[dict]) -> None:
     """results/tuning.md: one line per trial."""
-    heads = "| config | trial | settings | linear: aware TS / Fin | agnostic TS / Fin | gaussian: aware TS / Fin | agnostic TS / Fin | s |"
+    regimes = "aware TS / Fin | agnostic TS / Fin"
+    heads = f"| config | trial | settings | linear: {regimes} | gaussian: {regimes} | s |"
     lines = [heads, "|---|---|---|---|---|---|---|---|"]
     for one in entries:
         if "failed" in one:

@@ -25,14 +25,19 @@ class Preset:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
+PRINTED: Mapping[str, Any] = {
+    "head": "linear",
+    "temperature": 1.0,
+    "scale_gain": 0.05,
+    "scale_constant": True,
+    "scale_lr": 1.0,
+}
+"""What the paper prints or its released code has, where ours differs."""
+
 METHODS: Mapping[str, Preset] = {
-    "fedbnn": Preset(FedBNN),
-    "fedbnn_paper": Preset(
-        FedBNN, {"fold_by": "product", "damping": 0.1, "kl_per": "client", "scale_gain": 0.05, "scale_constant": True}
-    ),
-    "fedbnn_authors": Preset(
-        FedBNN, {"fold_by": "moments", "kl_per": "weights", "temperature": 1.0, "scale_gain": 0.05, "scale_constant": True}
-    ),
+    "fedbnn": Preset(FedBNN, {"head": "gaussian"}),
+    "fedbnn_paper": Preset(FedBNN, {**PRINTED, "fold_by": "product", "damping": 0.1, "kl_per": "client"}),
+    "fedbnn_authors": Preset(FedBNN, {**PRINTED, "fold_by": "moments", "kl_per": "weights"}),
     "fedavg": Preset(FedAvg),
     "fedprox": Preset(FedProx),
     "scaffold": Preset(Scaffold),

@@ -105,7 +105,7 @@ class Method:
     head_memory: float = 0.7
     head_ridge: float = 1e-3
     head_drift: bool = True
-    head_temperature: float = 1.0
+    head_temperature: float = 3.0
 
     @property
     def latent_norm(self) -> bool:
@@ -175,8 +175,8 @@ class Method:
         """The accumulator of one exchange."""
         return folds.PointFold(state)
 
-    def settle(self, state: State, layout: Layout) -> State:
-        """The state a round ends with, after all its folds."""
+    def settle(self, before: State, state: State, layout: Layout) -> State:
+        """The state a round ends with, after all its folds, given the one it began with."""
         return state
 
     def defect(self, state: State, update: Update) -> str | None:

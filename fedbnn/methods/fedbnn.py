@@ -58,7 +58,7 @@ class FedBNN(Method):
 
     fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
     damping: float = 1.0
-    temperature: float = 1e-3
+    temperature: float = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
     forgetting: float = 1.0
     scale_gain: float = 0.05
@@ -115,14 +115,19 @@ class FedBNN(Method):
             return folds.PointFold(state)
         return PosteriorFold(state, FOLDS[self.fold_by](self.damping))
 
-    def settle(self, state: State, layout: Layout) -> State:
-        """L <- L_init + gamma (L - L_init), with the mean kept."""
+    def settle(self, before: State, state: State, layout: Layout) -> State:
+        """L <- L_init + gamma (L - L_init), with the mean kept; rows that nobody trained this round stay as they are."""
         if not state.bayesian or self.forgetting == 1:
             return state
         first = {name: scale.double().pow(-2) for name, scale in self.initial(state, layout).items()}
         now = {name: state[name].double().pow(-2) for name in first}
-        kept = {name: first[name] + self.forgetting * (now[name] - first[name]) for name in first}
-        return state.having({name: precision.rsqrt().float() for name, precision in kept.items()})
+        kept = {name: (first[name] + self.forgetting * (now[name] - first[name])).rsqrt().float() for name in first}
+        if "rows.scale" in kept:
+            earlier = before["rows.samples"].new_zeros(len(state.classes))
+            earlier[: len(before.classes)] = before["rows.samples"]
+            trained = (state["rows.samples"] > earlier)[:, None]
+            kept["rows.scale"] = torch.where(trained, kept["rows.scale"], state["rows.scale"])
+        return state.having(kept)
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave the client's own posterior a positive precision everywhere."""

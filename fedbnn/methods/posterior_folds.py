@@ -1,5 +1,6 @@
 """Four ways to make one posterior of many, all as running sums in float64 (formulas in `fedbnn.methods.fedbnn`)."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,7 @@ from fedbnn.gaussian import Gaussian
 from fedbnn.messages import Update
 from fedbnn.state import State
 
+LOG = logging.getLogger(__name__)
 Moments = tuple[Tensor, Tensor]
 
 
@@ -68,8 +70,10 @@ class Product:
         return (share > 0).to(share.dtype)
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times the product of the damped factors."""
-        folded = (prior * Gaussian(first, second)).positive(self.floor * prior.precision, prior.loc)
+        """q_0 times the product of the damped factors; how many weights had to be lifted goes to the log."""
+        product, floor = prior * Gaussian(first, second), self.floor * prior.precision
+        LOG.info("product: %d of %d precisions lifted to the floor", int((product.precision < floor).sum()), floor.numel())
+        folded = product.positive(floor, prior.loc)
         return folded.loc, folded.scale
 
 
