@@ -74,9 +74,9 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
     return state
 
 
-def run(run_dir: Path, rounds: int, engine: Engine | None = None, gate: Gate | None = None, keep: int = 2) -> None:
+def run(run_dir: Path, rounds: int = 2, engine: Engine | None = None, gate: Gate | None = None) -> None:
     """Start the run, or go on with it."""
-    with Ledger(run_dir, keep) as ledger:
+    with Ledger(run_dir, keep=1) as ledger:
         resumed = (run_dir / "state" / "config.json").exists()
         runs.resume(ledger, CONFIG) if resumed else runs.start(ledger, CONFIG)
         latest = ledger.latest()

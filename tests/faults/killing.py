@@ -1,10 +1,12 @@
-"""Kill a run with SIGKILL, start it again, until it is through. `python -m tests.faults.killing DIRECTORY WAY COUNT`.
+"""Kill runs with SIGKILL and start them again until they are through; each must end as the unbroken run did.
 
-Each attempt is a fork of this process, so that one import of torch serves them all. WAY is `steps`: attempt n dies
-right after its n-th call that changes the disk; or `random`: attempts die at random times. Prints one JSON line.
+    python -m tests.faults.killing DIRECTORY SUBJECT WAY COUNT
+
+SUBJECT is `federation` (the small one of these tests) or a method of `train.py`. WAY is `steps`: attempt n dies right
+after its n-th call that changes the disk, from COUNT on; or `random`: COUNT attempts die at random times. The unbroken
+run is made by this process and each attempt by a fork of it, so that libraries are loaded once. Prints the kills.
 """
 
-import json
 import os
 import random
 import shutil
@@ -15,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.faults.federation import fingerprint, run
+from tests.faults import command, federation
 
-ROUNDS = {"steps": 2, "random": 6}
 CALLS = ("open", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
+SUBJECT = federation if sys.argv[2] == "federation" else command.Method(sys.argv[2])
 
 
 def attempt(run_dir: Path, prepare: Callable[[], None]) -> int:
@@ -26,7 +28,7 @@ def attempt(run_dir: Path, prepare: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         prepare()
-        run(run_dir, ROUNDS[sys.argv[2]], keep=1)
+        SUBJECT.run(run_dir)
         os._exit(0)
     return pid
 
@@ -63,7 +65,7 @@ def dying_after(count: int) -> Callable[[], None]:
 
 def between_all_steps(directory: Path, first: int) -> int:
     """A fresh run for every step: killed there, then finished; the number of kills."""
-    unbroken = finished(directory / "unbroken")
+    unbroken = unbroken_run(directory)
     for count in range(first, 10**9):
         run_dir = directory / "killed"
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -75,15 +77,22 @@ def between_all_steps(directory: Path, first: int) -> int:
 
 def at_random_times(directory: Path, kills: int) -> int:
     """Runs that are killed again and again until there were enough kills; each ends as the unbroken one."""
+    unbroken, done, number, chance = unbroken_run(directory), 0, 0, random.Random(0)
     start = time.monotonic()
-    unbroken, done, random_seconds = finished(directory / "unbroken"), 0, random.Random(0)
-    longest, number = time.monotonic() - start, 0
+    assert finished(directory / "again") == unbroken
+    longest = time.monotonic() - start
     while done < kills:
         run_dir, number = directory / f"killed-{number}", number + 1
-        while not killed_or_done(run_dir, random_seconds.uniform(0, longest / 2)):
+        while not killed_or_done(run_dir, chance.uniform(0, longest)):
             done += 1
         assert finished(run_dir) == unbroken, f"{done} kills changed the result"
     return done
+
+
+def unbroken_run(directory: Path) -> str:
+    """What a run leaves that nobody disturbs."""
+    SUBJECT.run(directory / "unbroken")
+    return SUBJECT.fingerprint(directory / "unbroken")
 
 
 def killed_or_done(run_dir: Path, seconds: float) -> bool:
@@ -97,9 +106,9 @@ def killed_or_done(run_dir: Path, seconds: float) -> bool:
 def finished(run_dir: Path) -> str:
     """Run to the end, undisturbed; what is left."""
     assert survived(attempt(run_dir, lambda: None))
-    return fingerprint(run_dir)
+    return SUBJECT.fingerprint(run_dir)
 
 
 if __name__ == "__main__":
     ways = {"steps": between_all_steps, "random": at_random_times}
-    print(json.dumps({"kills": ways[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3]))}))
+    print(ways[sys.argv[3]](Path(sys.argv[1]), int(sys.argv[4])))
