@@ -4,7 +4,10 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedbnn.cli import main
 
@@ -22,6 +25,18 @@ track: {wandb: "off"}
 def process(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`python train.py WORDS` in a process of its own, with no terminal."""
     return subprocess.run(command(*words), cwd=folder, env=environment(**variables), capture_output=True, text=True)
+
+
+@contextmanager
+def started(words: list[str], folder: Path, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that is asked to end when the block is left and it has not."""
+    running = subprocess.Popen(words, cwd=folder, **options)
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.terminate()
+            running.wait()
 
 
 def command(*words: str) -> list[str]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedbnn import grid_progress
 from fedbnn.grid import Cell
 from fedbnn.grid_progress import GridProgress
-from tests.commands.command import environment, fedbnn, files
+from tests.commands.command import environment, fedbnn, files, started
 
 STAND_IN = """
 import json, shutil, sys
@@ -134,14 +134,12 @@ def test_results_of_other_settings_are_not_taken_for_these(
 def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = home / "grid"
     asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", str(grid), "--jobs=2")
-    told = {**environment(), "COLUMNS": "200"}
-    running = subprocess.Popen(
-        [sys.executable, "-m", "fedbnn", *asked], cwd=home, env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    while running.poll() is None and not list(grid.glob("*/state/finished.json")):
-        time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
-    shown, _ = running.communicate()
+    caught = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with started([sys.executable, "-m", "fedbnn", *asked], home, env=environment(), **caught) as running:
+        while running.poll() is None and not list(grid.glob("*/state/finished.json")):
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        shown, _ = running.communicate()
     assert running.returncode == 143
     assert shown.endswith("stopped; the same command goes on from here\n")
     assert not left_over(grid)

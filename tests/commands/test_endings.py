@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from tests.commands.command import TINY, command, environment, fedbnn, files, final, process
+from tests.commands.command import TINY, command, environment, fedbnn, files, final, process, started
 from tests.observe.test_tracking import mirrored
 
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
@@ -85,15 +84,15 @@ def on_a_terminal(folder: Path, words: tuple[str, ...], ready: Callable[[], bool
     """Start the command on a terminal without colours, interrupt it when it is `ready`; what it showed, and its exit code."""
     ours, theirs = os.openpty()
     told = environment(NO_COLOR="1", TERM="xterm-256color")
-    running = subprocess.Popen(command(*words), cwd=folder, env=told, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
     shown: list[bytes] = []
-    reader = Thread(target=lambda: shown.extend(iter(lambda: read(ours), b"")))
-    reader.start()
-    while running.poll() is None and not ready():
-        time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    code = running.wait()
+    with started(command(*words), folder, env=told, stdin=theirs, stdout=theirs, stderr=theirs) as running:
+        os.close(theirs)
+        reader = Thread(target=lambda: shown.extend(iter(lambda: read(ours), b"")), daemon=True)
+        reader.start()
+        while running.poll() is None and not ready():
+            time.sleep(0.02)
+        running.send_signal(signal.SIGINT)
+        code = running.wait()
     reader.join()
     os.close(ours)
     return b"".join(shown), code
