@@ -131,6 +131,7 @@ def test_results_of_other_settings_are_not_taken_for_these(
     assert fedbnn(*asked) == 0
 
 
+@pytest.mark.timeout(900)
 def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = home / "grid"
     asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", str(grid), "--jobs=2")

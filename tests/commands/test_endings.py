@@ -62,6 +62,7 @@ def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(home: Path, 
     assert line.removeprefix("error: ").strip() in (home / "runs" / "tiny" / "log.txt").read_text()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("undrawn")
 def test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes(
     home: Path, capsys: pytest.CaptureFixture[str]
