@@ -33,9 +33,9 @@ class Draw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradient itself, and the gradient times the scaled noise."""
+        """The gradient itself, and the gradient times the scaled noise, which is used once."""
         (noise,) = ctx.saved_tensors
-        return gradient, gradient * noise, None
+        return gradient, noise.mul_(gradient), None
 
 
 class WeightedKL(torch.autograd.Function):
@@ -48,16 +48,20 @@ class WeightedKL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, loc: Tensor, log_scale: Tensor, prior: Prior, weight: Tensor | float) -> Tensor:
-        """The weighted sum, and its gradients for later."""
+        """The weighted sum, and its gradients for later; sums are inner products, which write nothing."""
+        weights = torch.as_tensor(weight, dtype=loc.dtype, device=loc.device).expand_as(loc)
         twice = (log_scale - prior.log_scale).mul_(2)
         growth = torch.expm1(twice)
         distance = (loc - prior.loc).div_(prior.scale)
-        total = torch.addcmul(twice.neg_().add_(growth), distance, distance).mul_(weight).sum().mul_(0.5)
-        ctx.save_for_backward(distance.div_(prior.scale).mul_(weight), growth.mul_(weight))
-        return total
+        pull = distance * weights
+        total = torch.dot(pull, distance) + torch.dot(torch.sub(growth, twice, out=twice), weights)
+        ctx.save_for_backward(pull.div_(prior.scale), growth.mul_(weights))
+        return total.mul_(0.5)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The saved gradients, scaled where they lie: they are used once."""
+        """The saved gradients, scaled where they lie if they need it: they are used once."""
         by_loc, by_log_scale = ctx.saved_tensors
-        return by_loc.mul_(gradient), by_log_scale.mul_(gradient), None, None
+        if gradient != 1:
+            by_loc, by_log_scale = by_loc.mul_(gradient), by_log_scale.mul_(gradient)
+        return by_loc, by_log_scale, None, None

@@ -8,7 +8,7 @@ row). Prior and guide live as long as the process: `BayesianModel.swap` puts the
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -81,8 +81,9 @@ class BayesianModel(PyroModule):
         self.log_scale = self.scale.log()
 
     def prior(self) -> Weights:
-        """The prior over the flat vector."""
-        return Weights(self.loc, self.log_scale, self.scale)
+        """The prior over the flat vector; read past Pyro's attribute access, which runs effect handlers each time."""
+        table: Any = self._buffers
+        return Weights(table["loc"], table["log_scale"], table["scale"])
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Parameters of the network by name, as views into the flat vector."""
@@ -103,8 +104,7 @@ class BayesianModel(PyroModule):
         """Draw w from the prior and the labels from the likelihood."""
         flat = pyro.sample(SITE, self.prior().to_event(1))
         logits = self.logits(flat, images)
-        with pyro.plate("images", len(labels)):
-            pyro.sample("labels", dist.Categorical(logits=logits, validate_args=False), obs=labels)
+        pyro.sample("labels", dist.Categorical(logits=logits, validate_args=False).to_event(1), obs=labels)
         return logits
 
 
@@ -126,14 +126,14 @@ class MeanFieldGuide(AutoNormal):
     @property
     def loc(self) -> nn.Parameter:
         """The means, one per weight."""
-        parameter: nn.Parameter = getattr(self.locs, SITE + "_unconstrained")
-        return parameter
+        table: Any = self.locs._parameters
+        return cast(nn.Parameter, table[SITE + "_unconstrained"])
 
     @property
     def log_scale(self) -> nn.Parameter:
         """The logarithms of the scales, one per weight."""
-        parameter: nn.Parameter = getattr(self.scales, SITE + "_unconstrained")
-        return parameter
+        table: Any = self.scales._parameters
+        return cast(nn.Parameter, table[SITE + "_unconstrained"])
 
     def posterior(self) -> Weights:
         """q(w) as a distribution."""

@@ -55,7 +55,7 @@ def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse strategies that start the script again, or that pickle the network."""
+    """Refuse strategies that start the script again, or that send the network to a fresh process."""
     if options.get("strategy") in ("ddp", "ddp_spawn", "fsdp", "deepspeed"):
         fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
         raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fedbnn import places, wire
+from fedbnn import memory, places, wire
 from fedbnn.engines import ClientFailed
 from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
@@ -56,6 +56,7 @@ class ClientWork:
         seed: int,
     ) -> None:
         check(trainer)
+        memory.keep()
         self.data, self.trunk, self.layout, self.method = data, trunk, layout, method
         self.local, self.trainer, self.seed = local, trainer, seed
         self.posterior: PosteriorFit | None = None

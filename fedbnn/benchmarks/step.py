@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbnn import memory
 from fedbnn.benchmarks.interleaved import interleaved, summary
 from fedbnn.layout import layout_of
 from fedbnn.model import BayesianModel, ClosedFormELBO, guide_for
@@ -20,6 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def measure(repeats: float = 1.0) -> list[dict[str, Any]]:
     """All cases; `repeats` scales how often each is measured."""
+    memory.keep()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
