@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedbnn.places import Places
 
+SMALLEST = 1e-9
+
 
 def shrinkage(covariance: Tensor, samples: float) -> float:
     """OAS: ((1 - 2/d) tr(S^2) + tr(S)^2) / ((n + 1 - 2/d) (tr(S^2) - tr(S)^2 / d)), at most 1."""
@@ -35,14 +37,16 @@ class Discriminant:
 
     @classmethod
     def of(cls, places: Places, rows: Tensor, temperature: float = 1.0) -> "Discriminant":
-        """For the classes in these rows."""
-        width, weight = places.mean.shape[1], float(places.weight.clamp_min(1.0))
-        covariance = places.scatter / weight
-        share = shrinkage(covariance, weight)
-        level = covariance.trace() / width
-        level = level if level > 0 else torch.ones((), dtype=covariance.dtype)
-        shrunk = (1 - share) * covariance + share * level * torch.eye(width, dtype=covariance.dtype)
-        whiten = torch.linalg.inv(torch.linalg.cholesky(shrunk)).T
+        """For the classes in these rows.
+
+        Shrinking towards the identity keeps the eigenvectors, so it is done on the eigenvalues; those that rounding
+        made negative are 0.
+        """
+        weight = float(places.weight.clamp_min(1.0))
+        values, vectors = torch.linalg.eigh((places.scatter + places.scatter.T) / (2 * weight))
+        values = values.clamp_min(0)
+        share, level = shrinkage(values.diag(), weight), float(values.mean()) or 1.0
+        whiten = vectors * ((1 - share) * values + share * level).clamp_min(SMALLEST * level).rsqrt()
         spread = 1 + 1 / places.count[rows].clamp_min(1e-6)
         return cls(whiten, places.mean[rows] @ whiten, spread, weight, temperature)
 

@@ -36,7 +36,7 @@ def _read_one(path: Path, shape: tuple[int, int, int]) -> Tensor:
     try:
         with Image.open(path) as file:
             picture = file.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
-    except (OSError, UnidentifiedImageError, ValueError) as error:
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
         raise DataError("not a picture that can be read", str(path), "remove it or convert it to PNG") from error
     pixels = np.asarray(picture).reshape(height, width, channels)
     return torch.from_numpy(pixels.transpose(2, 0, 1).copy())

@@ -141,9 +141,9 @@ class PlacesExchange:
 
     before: State
     width: int
-    decay: float = 0.5
+    decay: float = 0.9
     memory: float = 0.7
-    ridge: float = 1e-3
+    ridge: float = 1e-2
     drift: bool = True
 
     def broadcast(self, state: State, exchange: str) -> State:

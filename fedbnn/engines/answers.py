@@ -20,7 +20,7 @@ def answer(worker: Worker, payload: bytes, client: int, private: bytes | None) -
     except (ClientFailed, FedBNNError) as error:
         return Failure(client, str(error))
     except Exception as error:  # the border between one client and the round
-        LOG.debug("client %d raised", client, exc_info=True)
+        LOG.error("client %d raised", client, exc_info=True)
         return Failure(client, f"{type(error).__name__}: {error}"[:400])
 
 

@@ -101,9 +101,9 @@ class Method:
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "trunk_only"] = "global"
     head: Literal["linear", "gaussian"] = "linear"
-    head_decay: float = 0.5
+    head_decay: float = 0.9
     head_memory: float = 0.7
-    head_ridge: float = 1e-3
+    head_ridge: float = 1e-2
     head_drift: bool = True
     head_temperature: float = 3.0
 
