@@ -217,7 +217,8 @@ def _same_sites(update: Update, call: Call) -> None:
 def _finite(update: Update, _call: Call) -> None:
     """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
     for name, tensor in update.tensors.items():
-        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        low, high = map(float, tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
+        largest = max(-low, high)
         if not isfinite(largest):
             raise Refused(f"{name} is not finite")
         if largest > LARGEST:

@@ -28,8 +28,7 @@ LEAST = 1e-6
 
 def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
     """x = value - prior, for weights without a posterior."""
-    before = prior.double()
-    return _beyond_rounding(value.double() - before, before).flatten().float()
+    return _beyond_rounding(value - prior, prior).flatten().float()
 
 
 def influence_of_factor(prior_precision: Tensor, prior_loc: Tensor, d_precision: Tensor, d_info: Tensor) -> Tensor:
@@ -39,9 +38,8 @@ def influence_of_factor(prior_precision: Tensor, prior_loc: Tensor, d_precision:
     divergence between prior and posterior, and the neutral factor is 0. Both halves matter: a forged precision at
     the prior mean moves no mean by itself, it stops all others from moving it.
     """
-    precision, loc, change = prior_precision.double(), prior_loc.double(), d_precision.double()
-    pull = _beyond_rounding(d_info.double() - change * loc, precision * loc) / precision.sqrt()
-    certainty = _beyond_rounding(change, precision) / (math.sqrt(2) * precision)
+    pull = _beyond_rounding(d_info - d_precision * prior_loc, prior_precision * prior_loc) / prior_precision.sqrt()
+    certainty = _beyond_rounding(d_precision, prior_precision) / (math.sqrt(2) * prior_precision)
     return torch.cat([pull.flatten(), certainty.flatten()]).float()
 
 

@@ -63,10 +63,9 @@ class Trouble(Echo):
         time.sleep(600)
 
     def eat(self) -> None:
-        hoard = []
-        while True:
-            hoard.append(torch.ones(2**22))
-            time.sleep(0.001)
+        hoard = torch.ones(2**28)
+        time.sleep(600)
+        del hoard
 
     def spin(self) -> None:
         while True:

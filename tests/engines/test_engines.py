@@ -50,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(log: Path) -> Iterator[ProcessEngine]:
     """Two workers for all tests; those that lose one get another."""
-    with closing(ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=2, deadline=5, memory=1500, log=log)) as engine:
+    with closing(ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=2, deadline=8, memory=1000, log=log)) as engine:
         yield engine
 
 
@@ -95,9 +95,9 @@ def test_what_happens_to_a_worker_costs_its_client_only(engine: ProcessEngine) -
     assert reasons(engine, list(range(10))) == RAISED | {
         4: "its worker died: exit code 7",
         5: "its worker died: SIGKILL",
-        6: "no answer within 5 s",
+        6: "no answer within 8 s",
         7: "its worker hung up",
-        8: "its worker used more than 1500 MB",
+        8: "its worker used more than 1000 MB",
         9: None,
     }
     assert reasons(engine, [0, 3]) == {0: None, 3: None}

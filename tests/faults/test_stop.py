@@ -95,7 +95,8 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, started: Callabl
     workers = begun(process, tmp_path / "run", workers=2)
     process.kill()
     process.wait()
-    waited_for(lambda: not [pid for pid in workers if alive(pid)], seconds=10)
+    waited_for(lambda: not any(map(alive, workers)), seconds=10)
+    assert len(workers) == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fedbnn.gate import Gate
 from fedbnn.messages import Failure, Update
 from fedbnn.rejected import Rejected
 from fedbnn.updates import read_update
-from tests.gate.conftest import Open, having, honest, reason_of, reply
+from tests.gate.conftest import CALL, Open, having, honest, reason_of, reply
 
 
 def test_an_update_is_read_as_it_was_written() -> None:
@@ -179,8 +180,7 @@ def test_a_forger_is_refused_by_the_cap_and_counts_against_the_quorum(admission:
 
 
 def test_an_infinite_influence_is_refused(admission: Open) -> None:
-    gate = admission()
-    gate.call.__dict__["influence"] = lambda update: torch.tensor([torch.inf])
+    gate = admission(replace(CALL, influence=lambda update: torch.tensor([torch.inf])))
     assert reason_of(gate, honest(0)) == "its influence is not finite"
 
 
