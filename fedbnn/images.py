@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,21 +27,17 @@ class Look:
         offset = torch.tensor(self.mean, device=pixels.device).view(1, -1, 1, 1) / deviation
         return pixels.float().mul_(1 / (255 * deviation)).sub_(offset)
 
-    def augment(self, pixels: Tensor) -> Tensor:
-        """Flip each image with probability 1/2 and shift it by up to `shift` pixels (zero padding)."""
-        if self.flip:
-            mirrored = torch.rand(len(pixels)) < 0.5
-            pixels = torch.where(mirrored.view(-1, 1, 1, 1), pixels.flip(-1), pixels)
-        return _shifted(pixels, self.shift) if self.shift else pixels
+    def views(self, pixels: Tensor) -> Tensor:
+        """Every way an image may be seen: (mirrored, n, channels, top, left, height, width), as views of padded pixels."""
+        height, width = pixels.shape[2:]
+        padded = torch.nn.functional.pad(pixels, (self.shift,) * 4)
+        both = torch.stack([padded, padded.flip(-1)]) if self.flip else padded[None]
+        return both.unfold(3, height, 1).unfold(4, width, 1)
 
-
-def _shifted(pixels: Tensor, most: int) -> Tensor:
-    """Each image moved by its own random offset in [-most, most]^2."""
-    count, _, height, width = pixels.shape
-    padded = torch.nn.functional.pad(pixels, (most, most, most, most))
-    top, left = torch.randint(0, 2 * most + 1, (2, count))
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(count), :, top, left]
+    def draw(self, views: Tensor, chosen: Tensor) -> Tensor:
+        """The chosen images, each mirrored with probability 1/2 and moved by up to `shift` pixels, in one gather."""
+        mirrored, top, left = (torch.randint(0, views.shape[place], (len(chosen),)) for place in (0, 3, 4))
+        return views[mirrored, chosen, :, top, left]
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,12 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        pixels = self.pixels[chosen]
-        pixels = self.look.augment(pixels) if self.training else pixels
+        pixels = self.look.draw(self._views, chosen) if self.training else self.pixels[chosen]
         return self.look.normalise(pixels), self.labels[chosen]
+
+    @cached_property
+    def _views(self) -> Tensor:
+        return self.look.views(self.pixels)
 
     def loader(self, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
         """A DataLoader that fetches whole batches at once.

@@ -13,6 +13,7 @@ from fedbnn.benchmarks.interleaved import publish
 from fedbnn.benchmarks.scale_figure import draw
 from fedbnn.commands.arguments import Arguments, numbers, positive
 from fedbnn.config import Parsed, parse
+from fedbnn.engines.answers import one_thread
 from fedbnn.runner import conduct
 from train import SCHEMA, engine, plan
 
@@ -63,10 +64,12 @@ def _engines(options: Namespace) -> list[dict[str, Any]]:
 def _overhead(options: Namespace) -> list[dict[str, Any]]:
     """A short run, and how much of its rounds was not forward, backward or optimiser."""
     with TemporaryDirectory() as folder:
-        run_dir, rounds = Path(folder) / "run", options.repeats + 4
-        parsed = _parsed(options, "--stream.rounds_per_task", str(rounds), "--stream.tasks", "1", "--run_dir", str(run_dir))
-        conduct(plan(parsed, run_dir))
-        return [{"method": options.method, **engines.overhead(records.read(run_dir)[4:])}]
+        run_dir = Path(folder) / "run"
+        parsed = _parsed(options, "--stream.rounds_per_task", str(options.repeats), "--run_dir", str(run_dir))
+        made = plan(parsed, run_dir)
+        conduct(made)
+        with one_thread():
+            return [{"method": options.method, **engines.overhead(made, parsed.build("client"), records.read(run_dir)[1:])}]
 
 
 def _scale(options: Namespace) -> list[dict[str, Any]]:

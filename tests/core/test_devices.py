@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedbnn.engines import ClientFailed
+from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
 from fedbnn.local import LocalTraining
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.base import LocalObjective
 from fedbnn.model import BayesianModel, guide_for
-from fedbnn.networks import Classifier
+from fedbnn.networks import MLP, Classifier
 from lightning_modules.point_client import PointClient
 from lightning_modules.svi_client import Start, SVIClient
-from lightning_modules.trainer import fit
+from lightning_modules.trainer import check, fit
 
 TWO = {"devices": 2, "strategy": "ddp_fork", "accelerator": "cpu"}
 LOCAL = LocalTraining(epochs=2, batch_size=4)
@@ -73,3 +75,22 @@ def test_precision_reaches_the_trainer() -> None:
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
     trainer = fit(client, pictures().loader(4, shuffle=True), 1, {"precision": "bf16-mixed", "accelerator": "cpu"})
     assert trainer.precision == "bf16-mixed"
+
+
+def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
+    client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=0.1))
+    fit(client, pictures().loader(4, shuffle=True), 2, {"devices": 2})
+    assert client.steps == -(-2 * len(pictures()) // (2 * 4))
+    assert client.inner > 0
+
+
+def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
+    client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=1e30))
+    with pytest.raises(ClientFailed, match="diverged"):
+        fit(client, pictures().loader(4, shuffle=True), 20, {"devices": 2})
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_strategies_that_start_the_script_again_are_refused(strategy: str) -> None:
+    with pytest.raises(ConfigError, match="use ddp_fork"):
+        check({"devices": 2, "strategy": strategy})

@@ -134,15 +134,19 @@ def test_pixels_are_normalised_channel_by_channel() -> None:
     torch.testing.assert_close(look.normalise(pixels), expected, rtol=1e-5, atol=1e-5)
 
 
+def augmented(look: Look, pixels: torch.Tensor) -> torch.Tensor:
+    return look.draw(look.views(pixels), torch.arange(len(pixels)))
+
+
 def test_augmentation_flips_half_and_shifts_by_no_more_than_asked() -> None:
     pixels = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
     pixels[:, :, 4, 2] = 255
-    flipped = Look(flip=True).augment(pixels)
+    flipped = augmented(Look(flip=True), pixels)
     assert 120 < int((flipped[:, 0, 4, 6] == 255).sum()) < 280
-    places = Look(shift=2).augment(pixels)[:, 0].flatten(1).argmax(1)
+    places = augmented(Look(shift=2), pixels)[:, 0].flatten(1).argmax(1)
     assert set((places // 9).tolist()) == {2, 3, 4, 5, 6}
     assert set((places % 9).tolist()) == {0, 1, 2, 3, 4}
-    assert torch.equal(Look().augment(pixels), pixels)
+    assert torch.equal(augmented(Look(), pixels), pixels)
 
 
 @pytest.mark.parametrize(
