@@ -49,12 +49,22 @@ def _limited(seconds: float | None) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _overdue)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
-        yield
+        with _ticking(seconds):
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def _ticking(seconds: float) -> Iterator[None]:
+    """The alarm may go off while it is being stopped here; whoever called stops it again, a second before the next."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def _overdue(_signal: int, _frame: FrameType | None) -> None:

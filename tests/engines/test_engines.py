@@ -1,6 +1,7 @@
 """Every engine gives the same bytes; what happens to one client costs that client only."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -138,6 +139,22 @@ def test_a_client_that_never_answers_costs_itself_in_serial(client: int) -> None
     engine = SerialEngine(clients.trouble(TROUBLE), deadline=0.3)
     assert reasons(engine, [0, client, 3]) == {0: None, client: "no answer within 0.3 s", 3: None}
     assert time.monotonic() - start < 5
+
+
+def test_an_alarm_at_any_moment_leaves_no_alarm_behind() -> None:
+    """Deadlines that end around the moment the client does: before, at, and after it."""
+
+    class Brief:
+        def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+            time.sleep(0.001)
+            return Reply(client, b"")
+
+    before = signal.getsignal(signal.SIGALRM)
+    for step in range(300):
+        (answer,) = SerialEngine(Brief(), deadline=1e-5 * (step + 1)).gather(b"", [0], nothing)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) == before
+        assert answer.client == 0
 
 
 def test_serial_in_another_thread_has_no_deadline_but_answers() -> None:

@@ -16,7 +16,10 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "SIGTERM, Ctrl-C in the middle of a fit": {
-        "faults/test_stop.py": ("test_a_signal_in_a_fit_ends_the_run_and_its_workers", "test_workers_do_not_outlive_a_killed_parent"),
+        "faults/test_stop.py": (
+            "test_a_signal_in_a_fit_ends_the_run_and_its_workers",
+            "test_workers_do_not_outlive_a_killed_parent",
+        ),
         "commands/test_endings.py": ("test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes",),
     },
     "newest round truncated or one byte flipped; all rounds damaged": {
@@ -119,11 +122,11 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def tests_in(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     return {node.name for node in ast.walk(ast.parse((TESTS / file).read_text())) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("row", TABLE)
 def test_every_row_has_its_tests(row: str) -> None:
-    missing = [f"{file}::{name}" for file, names in TABLE[row].items() for name in names if name not in tests_in(file)]
+    missing = [f"{file}::{name}" for file, names in TABLE[row].items() for name in names if name not in names_in(file)]
     assert not missing
