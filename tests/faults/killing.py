@@ -7,6 +7,7 @@ after its n-th call that changes the disk, from COUNT on; or `random`: COUNT att
 run is made by this process and each attempt by a fork of it, so that libraries are loaded once. Prints the kills.
 """
 
+import faulthandler
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 
 from tests.faults import command, federation
 
+PATIENCE = 150.0
 CALLS = ("open", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
 SUBJECT = federation if sys.argv[2] == "federation" else command.Method(sys.argv[2])
 
@@ -27,6 +29,7 @@ def attempt(run_dir: Path, prepare: Callable[[], None]) -> int:
     """Fork a child that runs; its process number."""
     pid = os.fork()
     if pid == 0:
+        faulthandler.register(signal.SIGUSR1)
         prepare()
         SUBJECT.run(run_dir)
         os._exit(0)
@@ -34,13 +37,27 @@ def attempt(run_dir: Path, prepare: Callable[[], None]) -> int:
 
 
 def survived(pid: int) -> bool:
-    """Whether the child came to its end; False if it was killed; anything else is a failure of the run."""
-    _, status = os.waitpid(pid, 0)
+    """Whether the child came to its end; False if it was killed; anything else, a hang included, is a failure of the run."""
+    end = time.monotonic() + PATIENCE
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while not ended:
+        if time.monotonic() > end:
+            show_and_kill(pid)
+        time.sleep(0.002)
+        ended, status = os.waitpid(pid, os.WNOHANG)
     if os.WIFSIGNALED(status):
         return False
     if os.waitstatus_to_exitcode(status):
         raise SystemExit(f"an attempt failed with exit code {os.waitstatus_to_exitcode(status)}")
     return True
+
+
+def show_and_kill(pid: int) -> None:
+    """Let a child that hangs say where, then end it."""
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(1)
+    os.kill(pid, signal.SIGKILL)
+    raise SystemExit("an attempt hangs")
 
 
 def dying_after(count: int) -> Callable[[], None]:
