@@ -24,6 +24,13 @@ class ClientModule(pl.LightningModule):
         super().__init__()
         self.inner, self.steps, self.last_loss = 0.0, 0, float("nan")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Lightning notes which hook is running some sixty times a step; that is no module, parameter or buffer."""
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     def get_extra_state(self) -> Tensor:
         """Counters travel with the weights, so that they come back from other ranks' processes too."""
         return torch.tensor([self.steps, self.inner], dtype=torch.float64)

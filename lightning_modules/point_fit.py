@@ -1,11 +1,11 @@
 """Local training of weights that are points, from the state a client was sent to the tensors it answers with."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
 from fedbnn.local import LocalTraining
 from fedbnn.methods import Method
@@ -14,13 +14,13 @@ from fedbnn.networks import Classifier
 from fedbnn.state import State
 from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
 from lightning_modules.point_client import PointClient, WarmUp
-from lightning_modules.trainer import fit
+from lightning_modules.trainer import Fitter
 
 Outcome = tuple[dict[str, Tensor], State | None, float]
 
 
 def fit_points(
-    assignment: Assignment, trunk: nn.Module, layout: Layout, method: Method, local: LocalTraining, trainer: Mapping[str, Any]
+    assignment: Assignment, trunk: nn.Module, layout: Layout, method: Method, local: LocalTraining, fitter: Fitter
 ) -> Outcome:
     """Warm new rows up, train trunk and rows, and read out what is sent and what is kept."""
     state = assignment.order.state
@@ -28,11 +28,11 @@ def fit_points(
     assembly = assemble(state, assignment.classes, method, assignment.private, int(trunk.width))
     network = assembly.classifier(trunk)
     images = assignment.images.among(assembly.classes)
-    warm = warm_up(network, assembly, images, local, trainer)
+    warm = warm_up(network, assembly, images, local, fitter)
     network.requires_grad_(True)
     terms = method.objective(assignment, network, layout)
     client = PointClient(network, terms, method, local)
-    fit(client, images.loader(local.batch_size, shuffle=True), local.epochs, trainer)
+    fitter.fit(client, images.loader(local.batch_size, shuffle=True), local.epochs)
     trained, buffers = layout.read(trunk)
     weights, rows = {"trunk": trained, "buffers": buffers}, read_rows(network)
     if method.share == "global":
@@ -43,14 +43,14 @@ def fit_points(
     return sent, kept, warm + client.inner
 
 
-def warm_up(network: Classifier, assembly: Assembly, images: Any, local: LocalTraining, trainer: Mapping[str, Any]) -> float:
+def warm_up(network: Classifier, assembly: Assembly, images: ImageSet, local: LocalTraining, fitter: Fitter) -> float:
     """Fit the fresh rows with the trunk frozen, its batch statistics included; the seconds it took."""
     if not local.warmup_epochs or not bool(assembly.fresh.any()):
         return 0.0
     statistics = {name: value.clone() for name, value in network.trunk.named_buffers()}
     network.requires_grad_(False).head.requires_grad_(True)
     module = WarmUp(network, assembly.fresh, local.warmup_lr)
-    fit(module, images.loader(local.batch_size, shuffle=True), local.warmup_epochs, trainer)
+    fitter.fit(module, images.loader(local.batch_size, shuffle=True), local.warmup_epochs)
     with torch.no_grad():
         for name, value in network.trunk.named_buffers():
             value.copy_(statistics[name])

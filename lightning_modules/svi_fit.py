@@ -1,7 +1,6 @@
 """Local variational inference, from the prior a client was sent to the likelihood factor it answers with."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from fedbnn.seeds import forked
 from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
 from lightning_modules.point_fit import Outcome, keep_rows, warm_up
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
-from lightning_modules.trainer import fit
+from lightning_modules.trainer import Fitter
 
 
 class PosteriorFit:
@@ -28,20 +27,20 @@ class PosteriorFit:
             self.model = BayesianModel(trunk, layout, method.flipout)
             self.guide = guide_for(self.model, image_shape)
 
-    def fit(self, assignment: Assignment, local: LocalTraining, trainer: Mapping[str, Any]) -> Outcome:
+    def fit(self, assignment: Assignment, local: LocalTraining, fitter: Fitter) -> Outcome:
         """Warm new rows up, infer the posterior, and divide the prior out."""
         state, counts = assignment.order.state, assignment.images.counts()
         load_trunk(self.trunk, self.layout, state)
         assembly = assemble(state, assignment.classes, self.method, assignment.private, int(self.trunk.width))
         images = assignment.images.among(assembly.classes)
         network = assembly.classifier(self.trunk)
-        warm = warm_up(network, assembly, images, local, trainer)
+        warm = warm_up(network, assembly, images, local, fitter)
         start = self._start(state["trunk"], state["trunk.scale"], assembly, read_rows(network))
         totals = (assignment.order.total, dict(assignment.order.class_totals))
         weights = kl_weights(self.method, len(state["trunk.scale"]), int(self.trunk.width), _padded(counts, assembly), totals)
         self.model.free_points()
         client = SVIClient(self.model, self.guide, start, weights, self.method, local)
-        fit(client, images.loader(local.batch_size, shuffle=True), local.epochs, trainer)
+        fitter.fit(client, images.loader(local.batch_size, shuffle=True), local.epochs)
         return self._outcome(start, assembly, assignment, warm + client.inner)
 
     def _start(self, trunk: Tensor, scale: Tensor, assembly: Assembly, warmed: Tensor) -> Start:

@@ -1,4 +1,4 @@
-"""A fresh, lean Trainer per client: it fits, and does nothing else."""
+"""One lean Trainer for all clients of a process: it fits, and does nothing else."""
 
 import logging
 import warnings
@@ -21,6 +21,7 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
+_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")  # they start the script again, or pickle the network
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
@@ -30,32 +31,51 @@ _CHATTER = (
 )
 
 
-def fit(module: pl.LightningModule, loader: DataLoader[Batch], epochs: int, options: Mapping[str, Any]) -> pl.Trainer:
-    """Fit a module for some epochs; `options` is the `trainer:` section of the configuration.
+class Fitter:
+    """Fits one module after the other; `options` is the `trainer:` section of the configuration.
 
-    Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
-    put into training mode here.
+    A Trainer costs as much to make as some steps of a small network, so it stays, and its progress is set back to the
+    beginning for each client. It is made anew after a fit that failed, and when it forks to several devices.
     """
-    module.train()
-    with warnings.catch_warnings():
-        for text in _CHATTER:
-            warnings.filterwarnings("ignore", text)
-        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-        trainer = pl.Trainer(**{**_LEAN, **_side_by_side(options), **options, "max_epochs": epochs})
-        try:
-            trainer.fit(module, loader)
-        except (FloatingPointError, ProcessRaisedException) as error:
-            raise ClientFailed(str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")) from error
-    return trainer
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        if options.get("strategy") in _RESTARTING:
+            fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
+            raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)
+        self._options = options
+        self._trainer: pl.Trainer | None = None
+
+    def fit(self, module: pl.LightningModule, loader: DataLoader[Batch], epochs: int) -> pl.Trainer:
+        """Fit a module for some epochs.
+
+        Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
+        put into training mode here.
+        """
+        module.train()
+        with warnings.catch_warnings():
+            for text in _CHATTER:
+                warnings.filterwarnings("ignore", text)
+            trainer, self._trainer = self._ready(epochs), None
+            try:
+                trainer.fit(module, loader)
+            except (FloatingPointError, ProcessRaisedException) as error:
+                raise ClientFailed(str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")) from error
+        self._trainer = trainer if trainer.num_devices == 1 else None
+        return trainer
+
+    def _ready(self, epochs: int) -> pl.Trainer:
+        """A Trainer that has this many epochs before it."""
+        if self._trainer is None:
+            logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+            self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": epochs})
+        epochs_loop = self._trainer.fit_loop
+        batches_loop = epochs_loop.epoch_loop
+        for progress in (epochs_loop.epoch_progress, batches_loop.batch_progress, batches_loop.automatic_optimization.optim_progress):
+            progress.reset()
+        epochs_loop.max_epochs = epochs
+        return self._trainer
 
 
 def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
     """Several devices fork from this process: a strategy that starts the script again would play every round twice."""
     return {} if options.get("devices", 1) in (1, "1", "auto") else {"strategy": "ddp_fork"}
-
-
-def check(options: Mapping[str, Any]) -> None:
-    """Refuse strategies that start the script again, or that send the network to a fresh process."""
-    if options.get("strategy") in ("ddp", "ddp_spawn", "fsdp", "deepspeed"):
-        fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
-        raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)

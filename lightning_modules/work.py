@@ -20,7 +20,7 @@ from fedbnn.state import State
 from lightning_modules.assembly import assemble, load_trunk
 from lightning_modules.point_fit import fit_points
 from lightning_modules.svi_fit import PosteriorFit
-from lightning_modules.trainer import check
+from lightning_modules.trainer import Fitter
 
 
 class Data(Protocol):
@@ -55,15 +55,16 @@ class ClientWork:
         trainer: Mapping[str, Any],
         seed: int,
     ) -> None:
-        check(trainer)
         memory.keep()
         self.data, self.trunk, self.layout, self.method = data, trunk, layout, method
-        self.local, self.trainer, self.seed = local, trainer, seed
+        self.local, self.fitter, self.seed = local, Fitter(trainer), seed
         self.posterior: PosteriorFit | None = None
+        self._read: tuple[bytes, Order, str] | None = None
 
     def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
         """Answer one order."""
-        start, order = perf_counter(), Order.from_bytes(payload)
+        start = perf_counter()
+        order, prior = self._order(payload)
         remembered = State.from_bytes(private) if private else None
         shown = self.data.train(order.round, client)
         images = self.method.images(shown, remembered)
@@ -75,18 +76,24 @@ class ClientWork:
         with forked(address(self.seed, order.exchange, order.round, client)):
             answer = self.train(assignment) if order.exchange == "train" else self.measure(assignment)
         shared = counts if self.method.share == "global" else {}
-        update = Update(order.run, order.round, order.exchange, client, wire.digest(payload), len(images), shared, answer.tensors)
+        update = Update(order.run, order.round, order.exchange, client, prior, len(images), shared, answer.tensors)
         kept = answer.kept.to_bytes() if answer.kept else None
         return Reply(client, update.to_bytes(), kept, perf_counter() - start, answer.inner)
+
+    def _order(self, payload: bytes) -> tuple[Order, str]:
+        """The order and its digest, read once for all clients that were sent the same bytes."""
+        if self._read is None or self._read[0] is not payload:
+            self._read = payload, Order.from_bytes(payload), wire.digest(payload)
+        return self._read[1:]
 
     def train(self, assignment: Assignment) -> Answer:
         """Local training: points, or variational inference once the state is a posterior."""
         if not assignment.order.state.bayesian:
-            return Answer(*fit_points(assignment, self.trunk, self.layout, self.method, self.local, self.trainer))
+            return Answer(*fit_points(assignment, self.trunk, self.layout, self.method, self.local, self.fitter))
         assert isinstance(self.method, FedBNN)
         if self.posterior is None:
             self.posterior = PosteriorFit(self.trunk, self.layout, self.method, self.data.image_shape)
-        return Answer(*self.posterior.fit(assignment, self.local, self.trainer))
+        return Answer(*self.posterior.fit(assignment, self.local, self.fitter))
 
     def measure(self, assignment: Assignment) -> Answer:
         """A later exchange of the round: the method measures something under the newest weights."""

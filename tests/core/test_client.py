@@ -24,7 +24,7 @@ from fedbnn.updates import read_update
 from lightning_modules.assembly import assemble, read_rows
 from lightning_modules.point_fit import warm_up
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
-from lightning_modules.trainer import fit
+from lightning_modules.trainer import Fitter
 from lightning_modules.work import ClientWork
 
 NAMES = ("a", "b", "c")
@@ -96,7 +96,7 @@ def test_warm_up_moves_fresh_rows_and_nothing_else(trained: tuple[str, ...]) -> 
     assembly = assemble(state, ("a", "b"), FedAvg(), None, 6)
     network = assembly.classifier(trunk)
     weights, statistics = layout.read(trunk)
-    warm_up(network, assembly, images, LOCAL, {})
+    warm_up(network, assembly, images, LOCAL, Fitter({}))
     rows = read_rows(network)
     assert all(torch.equal(one, other) for one, other in zip(layout.read(trunk), (weights, statistics), strict=True))
     assert torch.equal(rows[0], assembly.rows[0]) == ("a" in trained)
@@ -108,7 +108,7 @@ def test_there_is_no_warm_up_without_fresh_rows_or_epochs(trained: tuple[str, ..
     trunk = MLP((1, 8, 8), (6,))
     assembly = assemble(begun(trunk, FedAvg(), trained), ("a", "b"), FedAvg(), None, 6)
     network = assembly.classifier(trunk)
-    assert warm_up(network, assembly, pictures([0, 1] * 8), replace(LOCAL, warmup_epochs=epochs), {}) == 0.0
+    assert warm_up(network, assembly, pictures([0, 1] * 8), replace(LOCAL, warmup_epochs=epochs), Fitter({})) == 0.0
     assert torch.equal(read_rows(network), assembly.rows)
 
 
@@ -229,7 +229,7 @@ def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) 
     method = FedBNN(temperature=1.0, mc_samples=8, flipout=flipout, scale_lr=1.0, lr=0.03)
     local = LocalTraining(epochs=250, batch_size=20)
     client, images = one_pixel(method, local, PIXELS, LABELS)
-    fit(client, images.loader(20, shuffle=True), 250, {})
+    Fitter({}).fit(client, images.loader(20, shuffle=True), 250)
     loc, scale = best(images.look.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
     guide = client.elbo.guide
     torch.testing.assert_close(guide.loc.detach().double(), loc, rtol=0, atol=0.2)

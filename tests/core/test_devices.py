@@ -1,5 +1,6 @@
 """The `trainer:` section reaches the Trainer: two devices on the CPU train points and posteriors alike."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fedbnn.model import BayesianModel, guide_for
 from fedbnn.networks import MLP, Classifier
 from lightning_modules.point_client import PointClient
 from lightning_modules.svi_client import Start, SVIClient
-from lightning_modules.trainer import check, fit
+from lightning_modules.trainer import Fitter
 
 TWO = {"devices": 2, "strategy": "ddp_fork", "accelerator": "cpu"}
 LOCAL = LocalTraining(epochs=2, batch_size=4)
@@ -47,7 +48,7 @@ def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
     network = Classifier(Tiny(), 2)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     client = PointClient(network, LocalObjective(), FedAvg(), LOCAL)
-    fit(client, pictures().loader(4, shuffle=True), 2, options)
+    Fitter(options).fit(client, pictures().loader(4, shuffle=True), 2)
     after = network.state_dict()
     assert all(bool(value.isfinite().all()) for value in after.values())
     assert all(not torch.equal(after[name], before[name]) for name in before)
@@ -63,7 +64,7 @@ def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
     loc = torch.cat([weights, torch.zeros(14)])
     scale = torch.full_like(loc, 0.05)
     client = SVIClient(model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL)
-    fit(client, pictures().loader(4, shuffle=True), 2, options)
+    Fitter(options).fit(client, pictures().loader(4, shuffle=True), 2)
     assert torch.equal(model.loc, loc), "the prior does not move on any device"
     assert bool(guide.loc.isfinite().all())
     assert not torch.equal(guide.loc, loc)
@@ -73,13 +74,13 @@ def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
 
 def test_precision_reaches_the_trainer() -> None:
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    trainer = fit(client, pictures().loader(4, shuffle=True), 1, {"precision": "bf16-mixed", "accelerator": "cpu"})
+    trainer = Fitter({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(client, pictures().loader(4, shuffle=True), 1)
     assert trainer.precision == "bf16-mixed"
 
 
 def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
     client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=0.1))
-    fit(client, pictures().loader(4, shuffle=True), 2, {"devices": 2})
+    Fitter({"devices": 2}).fit(client, pictures().loader(4, shuffle=True), 2)
     assert client.steps == -(-2 * len(pictures()) // (2 * 4))
     assert client.inner > 0
 
@@ -87,10 +88,34 @@ def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
 def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
     client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=1e30))
     with pytest.raises(ClientFailed, match="diverged"):
-        fit(client, pictures().loader(4, shuffle=True), 20, {"devices": 2})
+        Fitter({"devices": 2}).fit(client, pictures().loader(4, shuffle=True), 20)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_strategies_that_start_the_script_again_are_refused(strategy: str) -> None:
     with pytest.raises(ConfigError, match="use ddp_fork"):
-        check({"devices": 2, "strategy": strategy})
+        Fitter({"devices": 2, "strategy": strategy})
+
+
+def trained(fitter: Fitter, seed: int) -> Tensor:
+    """The weights of a client that this fitter trained."""
+    torch.manual_seed(seed)
+    network = Classifier(Tiny(), 2)
+    fitter.fit(PointClient(network, LocalObjective(), FedAvg(), LOCAL), pictures().loader(4, shuffle=True), 2)
+    return torch.cat([value.detach().flatten().float() for value in network.state_dict().values()])
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 3}, {"devices": 2}], ids=["epochs", "steps", "two devices"])
+def test_a_trainer_that_fitted_others_before_trains_as_a_fresh_one_does(options: dict[str, Any]) -> None:
+    one = Fitter(options)
+    assert torch.equal(trained(one, 1), trained(Fitter(options), 1))
+    assert torch.equal(trained(one, 2), trained(Fitter(options), 2))
+    assert not torch.equal(trained(one, 1), trained(one, 2))
+
+
+def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
+    fitter = Fitter({})
+    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), replace(LOCAL, lr=1e30))
+    with pytest.raises(ClientFailed, match="diverged"):
+        fitter.fit(client, pictures().loader(4, shuffle=True), 20)
+    assert torch.equal(trained(fitter, 1), trained(Fitter({}), 1))
