@@ -69,8 +69,8 @@ class Fitter:
             logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
             self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": epochs})
         epochs_loop = self._trainer.fit_loop
-        batches_loop = epochs_loop.epoch_loop
-        for progress in (epochs_loop.epoch_progress, batches_loop.batch_progress, batches_loop.automatic_optimization.optim_progress):
+        steps_loop = epochs_loop.epoch_loop
+        for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps_loop.automatic_optimization.optim_progress):
             progress.reset()
         epochs_loop.max_epochs = epochs
         return self._trainer

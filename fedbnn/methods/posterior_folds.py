@@ -137,13 +137,15 @@ class GaussianSums:
         self.second = torch.zeros_like(self.first)
         self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
 
-    def add(self, rows: Tensor, factor: Gaussian, shares: Tensor) -> None:
-        """Add one client's factors of these rows with these shares."""
-        first, second = self.rule.summands(self.prior[rows], factor)
+    def add(self, factor: Gaussian, shares: Tensor, rows: Tensor | None = None) -> None:
+        """Add one client's factors of these rows (of all, without a choice) with these shares."""
+        first, second = self.rule.summands(self.prior if rows is None else self.prior[rows], factor)
         weight = self.rule.weight(shares).view(-1, 1)
-        self.first[rows] += weight * first
-        self.second[rows] += weight * second
-        self.total[rows] += weight
+        for total, value in ((self.first, first), (self.second, second), (self.total, torch.ones_like(weight))):
+            if rows is None:
+                total.addcmul_(value, weight)
+            else:
+                total.index_add_(0, rows, weight * value)
 
     def value(self) -> Moments:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
@@ -171,12 +173,12 @@ class PosteriorFold:
         if not update.samples:
             return
         whole = torch.tensor([update.samples], dtype=torch.float64)
-        self.trunk.add(torch.tensor([0]), factor_of(update, "trunk")[None] ** trust, whole)
+        self.trunk.add(factor_of(update, "trunk", trust)[None], whole)
         for mean, name in ((self.points, "points"), (self.buffers, "buffers")):
             mean.add(folds.tempered(update.tensors[name], mean.start, trust), update.samples)
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), folds.class_counts(update)
-            self.rows.add(index, factor_of(update, "rows") ** trust, counts)
+            self.rows.add(factor_of(update, "rows", trust), counts, index)
             self.samples[index] += counts
 
     def close(self) -> State:
@@ -189,6 +191,7 @@ class PosteriorFold:
         return self.state.having(folded)
 
 
-def factor_of(update: Update, site: str) -> Gaussian:
-    """The likelihood factor of one site, as it was sent."""
-    return Gaussian(update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double())
+def factor_of(update: Update, site: str, trust: float) -> Gaussian:
+    """The likelihood factor of one site as it was sent, raised to the power `trust`."""
+    factor = Gaussian(update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double())
+    return factor if trust == 1.0 else factor**trust
