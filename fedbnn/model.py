@@ -97,7 +97,7 @@ class BayesianModel(PyroModule):
         parameters: Mapping[str, Tensor] = self.by_name(flat)
         if self.centre is not None:
             parameters = {**parameters, **flipout.centres(self.by_name(self.centre), self.network)}
-        logits: Tensor = functional_call(self.network, dict(parameters), (images,))
+        logits: Tensor = functional_call(self.network, dict(parameters), (images,), tie_weights=False)
         return logits
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")  # they start the script again, or pickle the network
+_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")  # they start the script again, or send the network to a fresh process
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
