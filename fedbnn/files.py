@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from fedbnn.errors import RunDirectoryError
 
@@ -32,12 +33,18 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_through(path: Path, payload: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
+def write_through(path: Path, payload: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
+    """Write a file, or add to it, and wait until it is on the disk."""
+    with path.open(mode) as file:
         file.write(payload)
         file.flush()
         os.fsync(file.fileno())
+
+
+def append_through(path: Path, payload: bytes) -> None:
+    """Add to a file; when this returns, what was added survives a power cut."""
+    with writing(path):
+        write_through(path, payload, "ab")
 
 
 def write_atomic(path: Path, payload: bytes) -> None:
@@ -50,6 +57,13 @@ def write_atomic(path: Path, payload: bytes) -> None:
         except OSError:
             aside.unlink(missing_ok=True)
             raise
+        sync_directory(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file for good, if it is there: when this returns, it does not come back after a power cut."""
+    with writing(path):
+        path.unlink(missing_ok=True)
         sync_directory(path.parent)
 
 

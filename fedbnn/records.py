@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbnn.errors import RunDirectoryError
+from fedbnn.files import append_through, write_atomic
 
 Record = dict[str, Any]
 METRICS = "metrics.jsonl"
@@ -30,7 +28,7 @@ def _parse(line: str) -> Record | None:
 
 def append(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Add one round; when this returns, the line survives a power cut."""
-    _write(run_dir / METRICS, _line(record), "a")
+    append_through(run_dir / METRICS, _line(record).encode())
 
 
 def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -> list[Record]:
@@ -39,7 +37,7 @@ def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -
     if record is not None:
         kept[committed] = dict(record)
     lines = [kept[number] for number in sorted(kept)]
-    replace(run_dir / METRICS, "".join(map(_line, lines)))
+    write_atomic(run_dir / METRICS, "".join(map(_line, lines)).encode())
     return lines
 
 
@@ -58,32 +56,12 @@ def finite(value: Any) -> Any:
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a JSON file in one piece: a reader sees the old file or the new one."""
-    replace(path, json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    write_atomic(path, pretty(value))
 
 
-def replace(path: Path, text: str) -> None:
-    """Write a text file in one piece: aside, to the disk, then renamed."""
-    aside = path.with_name(path.name + ".new")
-    _write(aside, text, "w")
-    with _named(path):
-        os.replace(aside, path)
-
-
-def _write(path: Path, text: str, mode: str) -> None:
-    with _named(path), path.open(mode, encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """What the system refuses becomes one line with the file's name."""
-    try:
-        yield
-    except OSError as error:
-        fix = "free some space or give write permission, then run the same command again"
-        raise RunDirectoryError(f"cannot write {path.name}: {error.strerror}", str(path.parent), fix) from error
+def pretty(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    """A JSON file for people."""
+    return (json.dumps(finite(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

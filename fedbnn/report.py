@@ -10,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedbnn import __version__, comparison_figures, figure_style, figures, records, summary, table_formats, tables
+from fedbnn import __version__, comparison_figures, figure_style, figures, summary, table_formats, tables
 from fedbnn.errors import RunDirectoryError
+from fedbnn.files import write_atomic
 
 Json = Mapping[str, Any]
 MOST_INCIDENTS = 50
@@ -72,7 +73,7 @@ def write_run(run_dir: Path) -> Written:
         facts=_facts(results),
         sources=_sources(run_dir),
     )
-    records.replace(run_dir / "report.html", page)
+    write_atomic(run_dir / "report.html", page.encode())
     return Written(run_dir / "report.html", figure_style.save(drawn, run_dir / "figures"))
 
 
@@ -93,16 +94,16 @@ def write_comparison(run_dirs: Sequence[Path], directory: Path, title: str, refe
         facts=_grid_facts(runs),
         sources=_sources(run_dirs[0]),
     )
-    records.replace(directory / "report.html", page)
+    write_atomic(directory / "report.html", page.encode())
     write_tables(made, directory)
     return Written(directory / "report.html", figure_style.save(drawn, directory / "figures"))
 
 
 def write_tables(made: Sequence[tables.Table], directory: Path) -> None:
     """The same tables as tables.md, tables.tex and tables.csv."""
-    records.replace(directory / "tables.md", "\n".join(map(table_formats.markdown, made)))
-    records.replace(directory / "tables.tex", "\n".join(map(table_formats.latex, made)))
-    records.replace(directory / "tables.csv", table_formats.comma_separated(made))
+    write_atomic(directory / "tables.md", "\n".join(map(table_formats.markdown, made)).encode())
+    write_atomic(directory / "tables.tex", "\n".join(map(table_formats.latex, made)).encode())
+    write_atomic(directory / "tables.csv", table_formats.comma_separated(made).encode())
 
 
 def _page(**parts: Any) -> str:

@@ -73,9 +73,8 @@ def _open(plan: Plan, ledger: Ledger, console: Console) -> None:
         state = "is already complete" if runs.finished(ledger) else f"goes on after round {ledger.round}"
         console.say(f"{plan.run_dir} {state}")
     else:
-        runs.start(ledger, plan.config)
-        records.replace(plan.run_dir / "config.yaml", plan.yaml)
-        records.write_json(plan.run_dir / "env.json", environment.environment())
+        files = {"config.yaml": plan.yaml.encode(), "env.json": records.pretty(environment.environment())}
+        runs.start(ledger, plan.config, files)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
 

@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.files import as_json, write_atomic
+from fedbnn.files import as_json, remove, write_atomic
 from fedbnn.ledger import Ledger
 
 _CONFIG, _FINISHED = "config.json", "finished.json"
 
 
-def start(ledger: Ledger, config: Mapping[str, Any]) -> None:
-    """Remember the configuration of a new run; a directory that holds rounds already is refused."""
+def start(ledger: Ledger, config: Mapping[str, Any], beside: Mapping[str, bytes] | None = None) -> None:
+    """Make a directory a run: first the files `beside`, and last the configuration, without which there is no run.
+
+    A directory that holds rounds already is refused untouched; one that was stopped before its first round begins anew.
+    """
     if ledger.round:
         fix = f"resume it with --resume {ledger.run_dir}, or choose another name"
         raise RunDirectoryError("this directory holds a run already", str(ledger.run_dir), fix)
-    write_atomic(_file(ledger, _CONFIG), as_json(_plain(config)))
+    marker = _file(ledger, _CONFIG)
+    remove(marker)
+    for name, payload in (beside or {}).items():
+        write_atomic(ledger.run_dir / name, payload)
+    write_atomic(marker, as_json(_plain(config)))
 
 
 def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
@@ -48,13 +55,21 @@ def finished(ledger: Ledger) -> bool:
 def find(which: str, root: Path) -> Path:
     """The run directory behind `--resume`: a path, or `last` for the newest run under `root`."""
     if which != "last":
-        if not (Path(which) / "state" / _CONFIG).is_file():
-            raise RunDirectoryError("there is no run to resume", which, "give the directory of a run, or `last`")
-        return Path(which)
+        return _begun(Path(which))
     runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
     if not runs:
         raise RunDirectoryError("there is no run to resume", str(root), "start one without --resume")
     return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
+
+
+def _begun(run_dir: Path) -> Path:
+    """The directory, if a run has begun in it."""
+    state = run_dir / "state"
+    if (state / _CONFIG).is_file():
+        return run_dir
+    if state.is_dir():
+        raise RunDirectoryError("this run was stopped before it began", str(run_dir), "start it again without --resume")
+    raise RunDirectoryError("there is no run to resume", str(run_dir), "give the directory of a run, or `last`")
 
 
 def _file(ledger: Ledger, name: str) -> Path:

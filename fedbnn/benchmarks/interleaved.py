@@ -1,6 +1,5 @@
 """Time several things in turn, so that a slow moment of the machine hits all of them alike."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
@@ -49,9 +48,7 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], out: Path | None) -> 
     Console(highlight=False).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        records.replace(
-            out, json.dumps({"title": title, "rows": list(rows), "environment": environment.environment()}, indent=2) + "\n"
-        )
+        records.write_json(out, {"title": title, "rows": list(rows), "environment": environment.environment()})
         print(f"written  {out}")
 
 

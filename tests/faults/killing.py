@@ -16,12 +16,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.faults import command, federation
+from tests.faults.steps import ending_after
 
 PATIENCE = 150.0
-CALLS = ("open", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
 SUBJECT = federation if sys.argv[2] == "federation" else command.Method(sys.argv[2])
 
 
@@ -62,20 +61,10 @@ def show_and_kill(pid: int) -> None:
 
 def dying_after(count: int) -> Callable[[], None]:
     """Make this process kill itself right after its `count`-th call that changes the disk."""
-    calls = iter(range(1, 10**9))
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **options: Any) -> Any:
-            result = call(*args, **options)
-            if next(calls) == count:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return wrapped
 
     def prepare() -> None:
-        for name in CALLS:
-            setattr(os, name, counted(getattr(os, name)))
+        for name, call in ending_after(count, lambda: os.kill(os.getpid(), signal.SIGKILL)).items():
+            setattr(os, name, call)
 
     return prepare
 

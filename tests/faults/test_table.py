@@ -14,6 +14,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_killed_right_after_every_step_that_changes_the_disk",
             "test_each_round_is_on_record_once",
         ),
+        "faults/test_opening.py": ("test_killed_after_every_step_of_opening",),
     },
     "SIGTERM, Ctrl-C in the middle of a fit": {
         "faults/test_stop.py": (
