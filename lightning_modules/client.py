@@ -1,27 +1,41 @@
 """What the client modules share: the optimiser, the guard against a loss that is no number, and a stopwatch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from fedbnn.images import Batch
+from fedbnn.local import LocalTraining
 
 LARGEST = 1e8
 """A loss beyond this many nats per image is as lost as one that is no number."""
 
 
+@dataclass(frozen=True)
+class Clip:
+    """How gradients are clipped: `gradient_clip_val` and `gradient_clip_algorithm` of the `trainer:` section."""
+
+    value: float | None = None
+    algorithm: str | None = None
+
+
 class ClientModule(pl.LightningModule):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
 
+    It optimises by hand: Lightning gives it several batches at a time, and the steps between them cost nothing else.
     `inner` is the time in forward, backward and optimiser alone; `steps` counts optimiser steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, local: LocalTraining) -> None:
         super().__init__()
+        self.automatic_optimization = False
+        self.local, self.clip = local, Clip()
         self.inner, self.steps, self.last_loss = 0.0, 0, float("nan")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -41,7 +55,7 @@ class ClientModule(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
-        if len(batch[1]) == 1:
+        if len(batch[1]) == 1 or self.local.batch_size == 1:
             for module in self.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -50,44 +64,35 @@ class ClientModule(pl.LightningModule):
         """The loss of a batch."""
         raise NotImplementedError
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss, which must be a number, and one that a fit can have."""
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """A step for each batch in what Lightning gives at once; a last one of a single image is left out."""
+        size = self.local.batch_size
+        for images, labels in zip(*(part.split(size) for part in batch), strict=True):
+            if self.steps != self.trainer.max_steps and (len(labels) > 1 or len(batch[1]) == 1 or size == 1):
+                self._step(images, labels)
+
+    def _step(self, images: Tensor, labels: Tensor) -> None:
+        """Forward, backward, update. The loss must be a number, and one that a fit can have."""
+        optimizer = cast(LightningOptimizer, self.optimizers())
         start = perf_counter()
-        loss = self.objective(*batch)
+        loss = self.objective(images, labels)
         self.last_loss = loss.item()
         if not abs(self.last_loss) < LARGEST:
             raise FloatingPointError(f"diverged: the loss is {self.last_loss} at step {self.steps + 1}")
+        optimizer.zero_grad()
         self.inner += perf_counter() - start
-        return loss
+        self.manual_backward(loss)
+        start = perf_counter()
+        self.clip_gradients(optimizer.optimizer, self.clip.value, self.clip.algorithm)
+        optimizer.step()
+        self.inner += perf_counter() - start
+        self.steps += 1
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The backward pass, timed."""
         start = perf_counter()
         loss.backward(*args, **kwargs)
         self.inner += perf_counter() - start
-
-    def optimizer_step(
-        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
-    ) -> None:
-        """One step; its closure (forward and backward) is timed where it happens."""
-        closure = _Timed(optimizer_closure)
-        start = perf_counter()
-        optimizer.step(closure=closure)
-        self.inner += perf_counter() - start - closure.seconds
-        self.steps += 1
-
-
-class _Timed:
-    """A closure that knows how long it took."""
-
-    def __init__(self, closure: Callable[[], Any] | None) -> None:
-        self.closure, self.seconds = closure, 0.0
-
-    def __call__(self) -> Any:
-        start = perf_counter()
-        result = self.closure() if self.closure else None
-        self.seconds += perf_counter() - start
-        return result
 
 
 def optimizer(kind: str, groups: Iterable[Any], lr: float, momentum: float) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ class PointClient(ClientModule):
     """Trains trunk and rows of one client with the objective of its method."""
 
     def __init__(self, network: Classifier, objective: LocalObjective, method: Method, local: LocalTraining) -> None:
-        super().__init__()
+        super().__init__(local)
         self.network, self.terms, self.lr = network, objective, method.lr or local.lr
         self.kind, self.momentum = (method.optimizer, 0.0) if method.optimizer else (local.optimizer, local.momentum)
 
@@ -34,9 +34,9 @@ class PointClient(ClientModule):
 class WarmUp(ClientModule):
     """Fits the rows of classes nobody has met before, with everything else frozen."""
 
-    def __init__(self, network: Classifier, fresh: Tensor, lr: float) -> None:
-        super().__init__()
-        self.network, self.lr = network, lr
+    def __init__(self, network: Classifier, fresh: Tensor, local: LocalTraining) -> None:
+        super().__init__(local)
+        self.network, self.lr = network, local.warmup_lr
         self.register_buffer("frozen", ~fresh, persistent=False)
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def fit_points(
     network.requires_grad_(True)
     terms = method.objective(assignment, network, layout)
     client = PointClient(network, terms, method, local)
-    fitter.fit(client, images.loader(local.batch_size, shuffle=True), local.epochs)
+    fitter.fit(client, images, local.epochs)
     trained, buffers = layout.read(trunk)
     weights, rows = {"trunk": trained, "buffers": buffers}, read_rows(network)
     if method.share == "global":
@@ -49,8 +49,8 @@ def warm_up(network: Classifier, assembly: Assembly, images: ImageSet, local: Lo
         return 0.0
     statistics = {name: value.clone() for name, value in network.trunk.named_buffers()}
     network.requires_grad_(False).head.requires_grad_(True)
-    module = WarmUp(network, assembly.fresh, local.warmup_lr)
-    fitter.fit(module, images.loader(local.batch_size, shuffle=True), local.warmup_epochs)
+    module = WarmUp(network, assembly.fresh, local)
+    fitter.fit(module, images, local.warmup_epochs)
     with torch.no_grad():
         for name, value in network.trunk.named_buffers():
             value.copy_(statistics[name])

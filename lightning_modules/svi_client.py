@@ -29,12 +29,12 @@ class SVIClient(ClientModule):
     def __init__(
         self, model: BayesianModel, guide: MeanFieldGuide, start: Start, kl_weight: Tensor, method: FedBNN, local: LocalTraining
     ) -> None:
-        super().__init__()
+        super().__init__(local)
         model.swap(start.loc, start.scale)
         guide.swap(start.guide_loc, start.scale)
         model.centre = guide.loc if method.flipout else None
         self.elbo = ClosedFormELBO(kl_weight, method.mc_samples)(model, guide)
-        self.method, self.local = method, local
+        self.method = method
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""

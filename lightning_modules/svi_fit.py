@@ -40,7 +40,7 @@ class PosteriorFit:
         weights = kl_weights(self.method, len(state["trunk.scale"]), int(self.trunk.width), _padded(counts, assembly), totals)
         self.model.free_points()
         client = SVIClient(self.model, self.guide, start, weights, self.method, local)
-        fitter.fit(client, images.loader(local.batch_size, shuffle=True), local.epochs)
+        fitter.fit(client, images, local.epochs)
         return self._outcome(start, assembly, assignment, warm + client.inner)
 
     def _start(self, trunk: Tensor, scale: Tensor, assembly: Assembly, warmed: Tensor) -> Start:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 from torch.multiprocessing import ProcessRaisedException
-from torch.utils.data import DataLoader
 
 from fedbnn.engines import ClientFailed
 from fedbnn.errors import ConfigError
-from fedbnn.images import Batch
+from fedbnn.images import ImageSet
+from lightning_modules.client import ClientModule, Clip
 
 _LEAN: Mapping[str, Any] = {
     "accelerator": "cpu",
@@ -22,6 +22,7 @@ _LEAN: Mapping[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 _RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")  # they start the script again, or send the network to a fresh process
+_CLIP = ("gradient_clip_val", "gradient_clip_algorithm")
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
@@ -42,16 +43,22 @@ class Fitter:
         if options.get("strategy") in _RESTARTING:
             fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
             raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)
-        self._options = options
+        if options.get("accumulate_grad_batches", 1) != 1:
+            fix = "raise client.batch_size"
+            raise ConfigError("a client does not accumulate gradients", "trainer.accumulate_grad_batches", fix)
+        self._options = {name: value for name, value in options.items() if name not in _CLIP}
+        self._clip = Clip(*(options.get(name) for name in _CLIP))
         self._trainer: pl.Trainer | None = None
 
-    def fit(self, module: pl.LightningModule, loader: DataLoader[Batch], epochs: int) -> pl.Trainer:
-        """Fit a module for some epochs.
+    def fit(self, module: ClientModule, images: ImageSet, epochs: int) -> pl.Trainer:
+        """Fit a module for some passes over the images.
 
         Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
         put into training mode here.
         """
         module.train()
+        module.clip = self._clip
+        loader = images.loader(module.local.images_at_once, shuffle=True)
         with warnings.catch_warnings():
             for text in _CHATTER:
                 warnings.filterwarnings("ignore", text)
@@ -70,7 +77,8 @@ class Fitter:
             self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": epochs})
         epochs_loop = self._trainer.fit_loop
         steps_loop = epochs_loop.epoch_loop
-        for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps_loop.automatic_optimization.optim_progress):
+        steps = steps_loop.manual_optimization.optim_step_progress
+        for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps):
             progress.reset()
         epochs_loop.max_epochs = epochs
         return self._trainer

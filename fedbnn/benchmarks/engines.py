@@ -61,7 +61,7 @@ def _batches(plan: Plan, local: LocalTraining, number: int) -> float:
     """Seconds to make all batches of a round once more."""
     start = perf_counter()
     for client in plan.stream.participants(number):
-        loader = plan.stream.train(number, client).loader(local.batch_size, shuffle=True)
+        loader = plan.stream.train(number, client).loader(local.images_at_once, shuffle=True)
         for _ in range(local.epochs):
             list(loader)
     return perf_counter() - start

@@ -229,7 +229,7 @@ def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) 
     method = FedBNN(temperature=1.0, mc_samples=8, flipout=flipout, scale_lr=1.0, lr=0.03)
     local = LocalTraining(epochs=250, batch_size=20)
     client, images = one_pixel(method, local, PIXELS, LABELS)
-    Fitter({}).fit(client, images.loader(20, shuffle=True), 250)
+    Fitter({}).fit(client, images, 250)
     loc, scale = best(images.look.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
     guide = client.elbo.guide
     torch.testing.assert_close(guide.loc.detach().double(), loc, rtol=0, atol=0.2)

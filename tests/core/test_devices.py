@@ -48,7 +48,7 @@ def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
     network = Classifier(Tiny(), 2)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     client = PointClient(network, LocalObjective(), FedAvg(), LOCAL)
-    Fitter(options).fit(client, pictures().loader(4, shuffle=True), 2)
+    Fitter(options).fit(client, pictures(), 2)
     after = network.state_dict()
     assert all(bool(value.isfinite().all()) for value in after.values())
     assert all(not torch.equal(after[name], before[name]) for name in before)
@@ -64,7 +64,7 @@ def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
     loc = torch.cat([weights, torch.zeros(14)])
     scale = torch.full_like(loc, 0.05)
     client = SVIClient(model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL)
-    Fitter(options).fit(client, pictures().loader(4, shuffle=True), 2)
+    Fitter(options).fit(client, pictures(), 2)
     assert torch.equal(model.loc, loc), "the prior does not move on any device"
     assert bool(guide.loc.isfinite().all())
     assert not torch.equal(guide.loc, loc)
@@ -74,13 +74,15 @@ def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
 
 def test_precision_reaches_the_trainer() -> None:
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    trainer = Fitter({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(client, pictures().loader(4, shuffle=True), 1)
+    trainer = Fitter({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(client, pictures(), 1)
     assert trainer.precision == "bf16-mixed"
 
 
 def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
-    client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=0.1))
-    Fitter({"devices": 2}).fit(client, pictures().loader(4, shuffle=True), 2)
+    client = PointClient(
+        Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=0.1, batch_size=4)
+    )
+    Fitter({"devices": 2}).fit(client, pictures(), 2)
     assert client.steps == -(-2 * len(pictures()) // (2 * 4))
     assert client.inner > 0
 
@@ -88,7 +90,7 @@ def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
 def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
     client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=1e30))
     with pytest.raises(ClientFailed, match="diverged"):
-        Fitter({"devices": 2}).fit(client, pictures().loader(4, shuffle=True), 20)
+        Fitter({"devices": 2}).fit(client, pictures(), 20)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
@@ -101,7 +103,7 @@ def trained(fitter: Fitter, seed: int) -> Tensor:
     """The weights of a client that this fitter trained."""
     torch.manual_seed(seed)
     network = Classifier(Tiny(), 2)
-    fitter.fit(PointClient(network, LocalObjective(), FedAvg(), LOCAL), pictures().loader(4, shuffle=True), 2)
+    fitter.fit(PointClient(network, LocalObjective(), FedAvg(), LOCAL), pictures(), 2)
     return torch.cat([value.detach().flatten().float() for value in network.state_dict().values()])
 
 
@@ -117,5 +119,38 @@ def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
     fitter = Fitter({})
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), replace(LOCAL, lr=1e30))
     with pytest.raises(ClientFailed, match="diverged"):
-        fitter.fit(client, pictures().loader(4, shuffle=True), 20)
+        fitter.fit(client, pictures(), 20)
     assert torch.equal(trained(fitter, 1), trained(Fitter({}), 1))
+
+
+def test_the_steps_of_a_client_may_be_limited() -> None:
+    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
+    Fitter({"max_steps": 3}).fit(client, pictures(), 2)
+    assert client.steps == 3
+
+
+def test_gradients_are_clipped_as_the_trainer_section_says() -> None:
+    """With plain SGD at rate 1 a step is the gradient itself, and its length is capped."""
+    lengths = []
+    for value in (None, 1e-3):
+        torch.manual_seed(0)
+        network = Classifier(Tiny(), 2)
+        before = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+        local = LocalTraining(optimizer="sgd", lr=1.0, batch_size=16)
+        Fitter({"gradient_clip_val": value}).fit(PointClient(network, LocalObjective(), FedAvg(), local), pictures(), 1)
+        lengths.append((torch.cat([parameter.detach().flatten() for parameter in network.parameters()]) - before).norm())
+    assert lengths[0] > 0.01
+    assert lengths[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_accumulated_gradients_are_refused_with_the_setting_that_does_it() -> None:
+    with pytest.raises(ConfigError, match=r"raise client\.batch_size"):
+        Fitter({"accumulate_grad_batches": 4})
+
+
+@pytest.mark.parametrize(("images", "size", "steps"), [(9, 4, 2), (8, 4, 2), (1, 4, 1), (3, 1, 3), (33, 4, 8), (65, 4, 16)])
+def test_a_last_batch_of_one_image_is_left_out_and_no_other(images: int, size: int, steps: int) -> None:
+    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LocalTraining(batch_size=size))
+    pixels = torch.randint(0, 256, (images, 1, 4, 4), dtype=torch.uint8)
+    Fitter({}).fit(client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b"), training=True), 1)
+    assert client.steps == steps
