@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
+from math import ceil
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 Batch = tuple[Tensor, Tensor]
 
@@ -65,7 +68,7 @@ class ImageSet(Dataset[Batch]):
         images, labels = self.__getitems__([index])
         return images[0], labels[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         chosen = torch.as_tensor(indices, dtype=torch.long)
         pixels = self.look.draw(self._views, chosen) if self.training else self.pixels[chosen]
         return self.look.normalise(pixels), self.labels[chosen]
@@ -103,6 +106,45 @@ class ImageSet(Dataset[Batch]):
         """How many images of each class that occurs here."""
         numbers, counts = self.labels.unique(return_counts=True)
         return {self.classes[number]: int(count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
+
+
+class Passes(IterableDataset[list[Batch]]):
+    """Shuffled passes over a set, for training: lists of up to `AT_ONCE` batches that were gathered together.
+
+    What surrounds a step is paid once a list. No batch crosses from one pass into the next, and a last batch of a
+    single image is left out (each pass another image). Several devices share the images, each taking every n-th.
+    """
+
+    AT_ONCE = 8
+
+    def __init__(self, images: ImageSet, batch_size: int, passes: int) -> None:
+        self.images, self.batch_size, self.passes = images, batch_size, passes
+
+    def loader(self) -> DataLoader[list[Batch]]:
+        """What a Trainer takes."""
+        return DataLoader(self, batch_size=None)
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        parts = (part for _ in range(self.passes) for part in self._pass())
+        while group := list(islice(parts, self.AT_ONCE)):
+            sizes = [len(part) for part in group]
+            pixels, labels = self.images.__getitems__(torch.cat(group))
+            yield list(zip(pixels.split(sizes), labels.split(sizes), strict=True))
+
+    def _pass(self) -> list[Tensor]:
+        """The places of the images of each batch of one pass."""
+        mine = _share(len(self.images))
+        parts = list(mine[torch.randperm(len(mine))].split(self.batch_size))
+        lonely = len(parts) > 1 and len(parts[-1]) == 1 < self.batch_size
+        return parts[:-1] if lonely else parts
+
+
+def _share(images: int) -> Tensor:
+    """The places of this device's images: all of them, or as many as on every other device."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return torch.arange(images)
+    devices = dist.get_world_size()
+    return torch.arange(dist.get_rank(), devices * ceil(images / devices), devices) % images
 
 
 def _as_is(batch: Any) -> Any:

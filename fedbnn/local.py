@@ -28,11 +28,6 @@ class LocalTraining:
     warmup_epochs: int = 3
     warmup_lr: float = 1e-2
 
-    @property
-    def images_at_once(self) -> int:
-        """Images of eight batches, which are gathered together: what surrounds a step is paid once for all of them."""
-        return 8 * self.batch_size
-
     def __post_init__(self) -> None:
         for name in ("lr", "warmup_lr", "epochs", "batch_size"):
             if getattr(self, name) <= 0:

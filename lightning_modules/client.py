@@ -28,7 +28,7 @@ class Clip:
 class ClientModule(pl.LightningModule):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
 
-    It optimises by hand: Lightning gives it several batches at a time, and the steps between them cost nothing else.
+    It optimises by hand: a few batches come at a time, and nothing of Lightning runs between their steps.
     `inner` is the time in forward, backward and optimiser alone; `steps` counts optimiser steps.
     """
 
@@ -53,9 +53,9 @@ class ClientModule(pl.LightningModule):
         """The counters of the process that trained."""
         self.steps, self.inner = int(state[0]), float(state[1])
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batches: list[Batch], batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
-        if len(batch[1]) == 1 or self.local.batch_size == 1:
+        if len(batches[0][1]) == 1:
             for module in self.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -64,11 +64,10 @@ class ClientModule(pl.LightningModule):
         """The loss of a batch."""
         raise NotImplementedError
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """A step for each batch in what Lightning gives at once; a last one of a single image is left out."""
-        size = self.local.batch_size
-        for images, labels in zip(*(part.split(size) for part in batch), strict=True):
-            if self.steps != self.trainer.max_steps and (len(labels) > 1 or len(batch[1]) == 1 or size == 1):
+    def training_step(self, batches: list[Batch], batch_idx: int) -> None:
+        """A step for each batch that was gathered."""
+        for images, labels in batches:
+            if self.steps != self.trainer.max_steps:
                 self._step(images, labels)
 
     def _step(self, images: Tensor, labels: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.engines import ClientFailed
 from fedbnn.errors import ConfigError
-from fedbnn.images import ImageSet
+from fedbnn.images import ImageSet, Passes
 from lightning_modules.client import ClientModule, Clip
 
 _LEAN: Mapping[str, Any] = {
@@ -50,7 +50,7 @@ class Fitter:
         self._clip = Clip(*(options.get(name) for name in _CLIP))
         self._trainer: pl.Trainer | None = None
 
-    def fit(self, module: ClientModule, images: ImageSet, epochs: int) -> pl.Trainer:
+    def fit(self, module: ClientModule, images: ImageSet, passes: int) -> pl.Trainer:
         """Fit a module for some passes over the images.
 
         Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
@@ -58,29 +58,27 @@ class Fitter:
         """
         module.train()
         module.clip = self._clip
-        loader = images.loader(module.local.images_at_once, shuffle=True)
         with warnings.catch_warnings():
             for text in _CHATTER:
                 warnings.filterwarnings("ignore", text)
-            trainer, self._trainer = self._ready(epochs), None
+            trainer, self._trainer = self._ready(), None
             try:
-                trainer.fit(module, loader)
+                trainer.fit(module, Passes(images, module.local.batch_size, passes).loader())
             except (FloatingPointError, ProcessRaisedException) as error:
                 raise ClientFailed(str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")) from error
         self._trainer = trainer if trainer.num_devices == 1 else None
         return trainer
 
-    def _ready(self, epochs: int) -> pl.Trainer:
-        """A Trainer that has this many epochs before it."""
+    def _ready(self) -> pl.Trainer:
+        """A Trainer at its beginning; all passes of a client are one epoch to it."""
         if self._trainer is None:
             logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-            self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": epochs})
+            self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": 1})
         epochs_loop = self._trainer.fit_loop
         steps_loop = epochs_loop.epoch_loop
         steps = steps_loop.manual_optimization.optim_step_progress
         for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps):
             progress.reset()
-        epochs_loop.max_epochs = epochs
         return self._trainer
 
 

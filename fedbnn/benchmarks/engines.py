@@ -7,6 +7,7 @@ from typing import Any
 
 from fedbnn.benchmarks.interleaved import interleaved, summary
 from fedbnn.engines import Engine
+from fedbnn.images import Passes
 from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Reply
 from fedbnn.runner import Plan
@@ -61,7 +62,5 @@ def _batches(plan: Plan, local: LocalTraining, number: int) -> float:
     """Seconds to make all batches of a round once more."""
     start = perf_counter()
     for client in plan.stream.participants(number):
-        loader = plan.stream.train(number, client).loader(local.images_at_once, shuffle=True)
-        for _ in range(local.epochs):
-            list(loader)
+        list(Passes(plan.stream.train(number, client), local.batch_size, local.epochs).loader())
     return perf_counter() - start
