@@ -57,6 +57,7 @@ class Evaluation:
         novelty_images: most images of each task not begun yet, to see whether the model finds them strange.
         batch_size: images whose scores are held in memory at once.
         samples: weight samples S of a Bayesian model.
+        both_heads: with `head: gaussian`, also judge the linear rows: what the head gives, from one training.
     """
 
     every: int = 1
@@ -65,6 +66,7 @@ class Evaluation:
     novelty_images: int = 500
     batch_size: int = 500
     samples: int = 8
+    both_heads: bool = False
 
     def __post_init__(self) -> None:
         least = {"every": 0, "images": 1, "tasks_every": 1, "novelty_images": 0, "batch_size": 1, "samples": 1}

@@ -30,21 +30,30 @@ class Facts:
 
 
 def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
-    """The whole of results.json."""
+    """The whole of results.json; `linear` is what the linear rows would have said where class posteriors predict."""
     by_round = {line["round"]: line for line in lines}
-    regimes = {name: _regime(by_round, facts, name) for name in REGIMES}
-    last = regimes["class_agnostic"]
+    second = [{**line, **line["linear"]} for line in lines if line.get("linear")]
     return {
         **asdict(facts),
         "rounds_done": max(by_round, default=0),
         "chance": {name: _chance(by_round, facts, name) for name in REGIMES},
-        **regimes,
-        "fon": {name: [_focus(by_round.get(number), name) for number in range(1, facts.rounds + 1)] for name in REGIMES},
-        **{name: last[name] for name in CALIBRATION},
-        "novelty": _novelty(lines),
+        **_qualities(lines, facts),
+        **({"linear": _qualities(second, facts)} if second else {}),
         **_costs(lines),
         "shares": [list(line.get("shares") or []) for line in lines],
         "posterior": [{"round": line["round"], **line["posterior"]} for line in lines if line.get("posterior")],
+    }
+
+
+def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
+    """Everything that evaluation found: both regimes, Focus-on-Now, calibration, novelty."""
+    by_round = {line["round"]: line for line in lines}
+    regimes = {name: _regime(by_round, facts, name) for name in REGIMES}
+    return {
+        **regimes,
+        "fon": {name: [_focus(by_round.get(number), name) for number in range(1, facts.rounds + 1)] for name in REGIMES},
+        **{name: regimes["class_agnostic"][name] for name in CALIBRATION},
+        "novelty": _novelty(lines),
     }
 
 

@@ -18,6 +18,7 @@ from fedbnn.layout import Layout
 from fedbnn.ledger import Ledger
 from fedbnn.logs import logging_to
 from fedbnn.methods import Method
+from fedbnn.places import without_places
 from fedbnn.posteriors import scale_quantiles
 from fedbnn.predictor import Predictor
 from fedbnn.rejected import Rejected
@@ -146,12 +147,18 @@ class _Records:
 def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, bytes]) -> dict[str, Any]:
     """The evaluated part of a record; client by client when the rows stay with the clients."""
     if plan.method.share == "global":
-        found = evaluate_round(_predictor(plan, state), plan.stream, number, plan.evaluation)
+        found = _judged(plan, state, number)
+        if plan.evaluation.both_heads and plan.method.head == "gaussian":
+            found["linear"] = _judged(plan, without_places(state), number)
     else:
         own = {client: State.from_bytes(payload) for client, payload in privates.items()}
         states = [personal.joined(state, library) for library in own.values()]
         found = personal.evaluate([_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation)
     return {**found, "posterior": scale_quantiles(state)}
+
+
+def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
+    return evaluate_round(_predictor(plan, state), plan.stream, number, plan.evaluation)
 
 
 def _predictor(plan: Plan, state: State) -> Predictor:

@@ -74,11 +74,18 @@ def _story(regime: str, part: Mapping[str, Any]) -> str:
     return "{}: forgetting {}, backward transfer {}, NLL {}, Brier {}, ECE {}".format(regime, *texts)
 
 
-def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
+def of_comparison(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
     """All tables of methods x seeds on one stream: summary, paired differences, per task, calibration, cost."""
+    runs = [reading for run in results for reading in _readings(run)]
     per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
     calibration = [_calibration(runs, regime) for regime in REGIMES]
-    return [_summary(runs), *_paired(runs, reference), *per_task, *calibration, _novelty(runs), _costs(runs)]
+    return [_summary(runs), *_paired(runs, reference), *per_task, *calibration, _focus(runs), _novelty(runs), _costs(results)]
+
+
+def _readings(run: Results) -> list[Results]:
+    """A run, and beside it the same run read off its linear rows where it was judged by both heads."""
+    second = {**run, **run["linear"], "method": f"{run['method']}, linear rows"} if "linear" in run else None
+    return [run, second] if second else [run]
 
 
 def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
@@ -179,6 +186,22 @@ def _per_task(runs: Sequence[Results], regime: str, moment: str) -> Table:
 def _calibration(runs: Sequence[Results], regime: str) -> Table:
     columns = {name: (_field(regime, name.lower()), -1) for name in ("NLL", "Brier", "ECE")}
     return _table(f"Calibration at the end, {SPOKEN[regime]}", runs, columns, digits=3)
+
+
+def _focus(runs: Sequence[Results]) -> Table:
+    """How well the model does on what is asked at the moment, averaged over the whole run."""
+    columns = {SPOKEN[regime]: (_mean_focus(regime), 1) for regime in REGIMES}
+    return _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, columns)
+
+
+def _mean_focus(regime: str) -> Read:
+    """The mean over the rounds that were evaluated, in percent."""
+
+    def read(results: Results) -> float | None:
+        values = [value for value in results["fon"][regime] if value is not None]
+        return mean(values) if values else None
+
+    return read
 
 
 def _novelty(runs: Sequence[Results]) -> Table:

@@ -24,34 +24,24 @@ FOUND = HERE / "tuning.json"
 def trial(words: list[str]) -> dict:
     """Train one trial in this process; its averages with both heads."""
     import train
-    from fedbnn import results, runner
+    from fedbnn import runner
     from fedbnn.config import parse
-    from fedbnn.places import without_places
 
-    lines, evaluate = [], runner._evaluate
-
-    def both(plan, state, number, privates):
-        lines.append({"round": number, "shares": [], **evaluate(plan, without_places(state), number, privates)})
-        return evaluate(plan, state, number, privates)
-
-    runner._evaluate = both
     with tempfile.TemporaryDirectory() as folder:
-        plan = train.plan(parse(words, train.SCHEMA), Path(folder) / "run")
-        found = {"gaussian": runner.conduct(plan)}
-    facts = results.Facts(**{key: found["gaussian"][key] for key in results.Facts.__dataclass_fields__})
-    found["linear"] = results.results(lines, facts)
+        found = runner.conduct(train.plan(parse(words, train.SCHEMA), Path(folder) / "run"))
     keep = ("avg_ts", "avg_fin", "fin", "nll", "ece")
     heads = {
         head: {regime: {key: one[regime][key] for key in keep} for regime in ("task_aware", "class_agnostic")}
-        for head, one in found.items()
+        for head, one in (("gaussian", found), ("linear", found["linear"]))
     }
-    return {"seconds": found["gaussian"]["seconds"], **heads}
+    return {"seconds": found["seconds"], **heads}
 
 
 def run(name: str, settings: list[str], options: argparse.Namespace) -> None:
     """One trial in a process of its own; its line is added to the file."""
     pairs = dict(word.split("=", 1) for word in settings)
-    fixed = {"stream.data_dir": options.data_dir, "stream.validation": "true", "evaluate.every": "0", "track.wandb": "off"}
+    fixed = {"stream.data_dir": options.data_dir, "stream.validation": "true", "track.wandb": "off"}
+    fixed |= {"evaluate.every": "0", "evaluate.both_heads": "true"}
     method = pairs.pop("method")
     words = ["--config", options.config, "--method", method, "--method.head", "gaussian"]
     words += [word for key, value in {**fixed, **pairs}.items() for word in (f"--{key}", value)]

@@ -78,6 +78,16 @@ def test_the_processes_engine_ends_in_the_same_bytes(finished: Path, home: Path)
     assert final(home / "runs" / "tiny") == final(finished)
 
 
+def test_judging_both_heads_gives_what_a_run_with_linear_rows_gives(home: Path) -> None:
+    """The head does not change the training, so one run answers for two."""
+    short = ("train", "--config", "tiny.yaml", "--stream.rounds_per_task", "1", "--method.r_init", "1")
+    assert fedbnn(*short, "--evaluate.both_heads", "true", "--run_dir", "both") == 0
+    assert fedbnn(*short, "--method.head", "linear", "--run_dir", "linear") == 0
+    both, linear = (json.loads((home / name / "results.json").read_text()) for name in ("both", "linear"))
+    assert both["linear"] == {name: linear[name] for name in both["linear"]}
+    assert both["task_aware"] != linear["task_aware"]
+
+
 def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fedbnn("train", "--config", "tiny.yaml", "--dry_run") == 0
     shown = capsys.readouterr().out

@@ -84,3 +84,12 @@ def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_cla
     assert found["reliability"]["round"] == 12
     assert found["uncertainty"]["round"] == 8
     assert diagnostics.last(lines[:3]) == {"reliability": None, "uncertainty": None}
+
+
+def test_the_second_head_has_the_same_measures_and_its_own_values(lines, facts) -> None:
+    second = [{key: line[key] for key in ("fon", "tasks", "novelty")} for line in reversed(lines)]
+    both = results([{**line, "linear": other} for line, other in zip(lines, second, strict=True)], facts)
+    turned = results([{**line, **other} for line, other in zip(lines, second, strict=True)], facts)
+    assert {name: turned[name] for name in both["linear"]} == both["linear"]
+    assert {name: both[name] for name in both["linear"]} == {name: results(lines, facts)[name] for name in both["linear"]}
+    assert "linear" not in results(lines, facts)

@@ -52,6 +52,23 @@ def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
     assert found.spread == pytest.approx(statistics.stdev(differences))
 
 
+def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_costs(grid) -> None:
+    worse = {name: {**grid[0][name], "avg_fin": 1.0} for name in ("task_aware", "class_agnostic")}
+    both = [{**grid[0], "linear": {**worse, "fon": grid[0]["fon"], "novelty": None}}, *grid[1:]]
+    made = tables.of_comparison(both)
+    name = f"{grid[0]['method']}, linear rows"
+    assert cell(made[0], name, "aware @Fin").value == 1.0
+    assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(tables.of_comparison(grid)[0], grid[0]["method"], "aware @Fin")
+    assert made[-1] == tables.of_comparison(grid)[-1]
+
+
+def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> None:
+    table = next(one for one in tables.of_comparison(grid) if one.title.startswith("Focus-on-Now"))
+    mine = [[value for value in run["fon"]["task_aware"] if value is not None] for run in grid if run["method"] == "fedavg"]
+    expected = statistics.mean(statistics.mean(values) for values in mine)
+    assert cell(table, "fedavg", "task-aware").value == pytest.approx(expected)
+
+
 def test_a_seed_without_its_partner_is_not_compared(grid) -> None:
     paired = tables.of_comparison([run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}])[1]
     assert cell(paired, "fedbnn − fedavg", "aware @TS").spread is None
