@@ -5,14 +5,21 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fedbnn.benchmarks.scale import PARTICIPANTS, REGISTERED
+
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Seconds of a round and peak memory over the number of registered clients."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    for axes, key, label in zip(
-        figure.subplots(1, 2), ("round_seconds", "peak_mib"), ("seconds a round", "peak memory, MiB"), strict=True
-    ):
-        axes.plot([row["registered"] for row in rows], [row[key] for row in rows], "o-")
-        axes.set(xscale="log", xlabel="registered clients, 10 a round", ylabel=label, ylim=(0, None))
+    """Seconds of a round and peak memory over the registered clients, and peak memory over the participants."""
+    small = [row for row in rows if row["participants"] == PARTICIPANTS]
+    large = [row for row in rows if row["registered"] == REGISTERED and row not in small]
+    panels = (
+        (small, "registered", "round_seconds", f"registered clients, {PARTICIPANTS} a round", "seconds a round"),
+        (small, "registered", "peak_mib", f"registered clients, {PARTICIPANTS} a round", "peak memory, MiB"),
+        (large, "participants", "peak_mib", f"participants a round, {REGISTERED:,} registered", "peak memory, MiB"),
+    )
+    figure = Figure(figsize=(11, 3.2), layout="constrained")
+    for axes, (mine, across, up, xlabel, ylabel) in zip(figure.subplots(1, 3), panels, strict=True):
+        axes.plot([row[across] for row in mine], [row[up] for row in mine], "o-")
+        axes.set(xscale="log", xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
         axes.grid(alpha=0.3)
     return figure

@@ -39,6 +39,8 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--workers", type=positive, default=2, help="workers of the process engine")
     sizes = [100, 1_000, 10_000, 100_000]
     parser.add_argument("--clients", type=numbers, default=sizes, help="for scale: numbers of registered clients")
+    few_and_many = [5, 20, 80]
+    parser.add_argument("--participants", type=numbers, default=few_and_many, help="for scale: numbers of participants a round")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     return parser.parse_args(argv)
 
@@ -73,4 +75,4 @@ def _overhead(options: Namespace) -> list[dict[str, Any]]:
 
 
 def _scale(options: Namespace) -> list[dict[str, Any]]:
-    return scale.measure(options.clients, options.method)
+    return scale.measure(options.clients, options.participants, options.method)

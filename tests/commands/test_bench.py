@@ -33,11 +33,13 @@ def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Pat
 
 
 @pytest.mark.slow
-def test_the_number_of_registered_clients_is_measured_each_in_its_own_process(home: Path, capsys) -> None:
-    assert fedbnn("bench", "scale", "--clients", "20,200", "--method", "fedavg", "--out", "scale.json") == 0
+def test_registered_clients_and_participants_are_measured_each_in_its_own_process(home: Path, capsys) -> None:
+    asked = ("--clients", "20,200", "--participants", "4,40", "--method", "fedbnn", "--out", "scale.json")
+    assert fedbnn("bench", "scale", *asked) == 0
     rows = json.loads((home / "scale.json").read_text())["rows"]
-    assert [row["registered"] for row in rows] == [20, 200]
+    assert [(row["registered"], row["participants"]) for row in rows] == [(20, 10), (200, 10), (1000, 4), (1000, 40)]
     assert all(0 < row["round_seconds"] < 60 and 50 < row["peak_mib"] < 4000 for row in rows)
+    assert rows[3]["peak_mib"] < 1.1 * rows[2]["peak_mib"], "36 more updates of 9 MB each, folded one by one"
     assert files(home).keys() >= {"scale.json", "scale.png"}
     assert "registered" in capsys.readouterr().out
 

@@ -1,5 +1,7 @@
 """The `trainer:` section reaches the Trainer: two devices on the CPU train points and posteriors alike."""
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -113,6 +115,20 @@ def test_a_trainer_that_fitted_others_before_trains_as_a_fresh_one_does(options:
     assert torch.equal(trained(one, 1), trained(Fitter(options), 1))
     assert torch.equal(trained(one, 2), trained(Fitter(options), 2))
     assert not torch.equal(trained(one, 1), trained(one, 2))
+
+
+def test_nothing_of_a_client_outlives_the_next() -> None:
+    """Its moments and gradients go when the next client comes, not when the collector of cycles does."""
+    fitter, gone = Fitter({}), []
+    gc.disable()
+    try:
+        for _ in range(3):
+            client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
+            fitter.fit(client, pictures(), 1)
+            gone.append((weakref.ref(client), weakref.ref(client.optimizers().optimizer)))
+        assert [(one() is None, moments() is None) for one, moments in gone] == [(True, True), (True, True), (False, False)]
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
