@@ -23,6 +23,7 @@ from fedbnn.gate import Gate
 from fedbnn.layout import layout_of
 from fedbnn.local import LocalTraining
 from fedbnn.methods import METHODS
+from fedbnn.methods.base import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.program import Program
 from fedbnn.runner import Plan
@@ -73,6 +74,7 @@ def engine(parsed: Parsed, run_dir: Path, deadline: float | None) -> SerialEngin
 def plan(parsed: Parsed, run_dir: Path) -> Plan:
     """Every part of a run."""
     stream, method, gate = parsed.build("stream", seed=parsed["seed"]), parsed.build("method"), parsed.build("gate")
+    method = method if stream.separate else without_boundaries(method)
     with forked(address(parsed["seed"], "network")):
         trunk = parsed.build("network", image_shape=stream.image_shape)
     layout = layout_of(trunk, method.latent_norm)

@@ -121,6 +121,11 @@ class FederatedStream(LightningDataModule):
         """The share of the clients on each task."""
         return tuple(count / self.num_clients for count in self.schedule.clients_on(self._known(round), self.num_clients))
 
+    @property
+    def separate(self) -> bool:
+        """Whether all clients change over together, so that a task has an end."""
+        return self.arguments["schedule"] == "separate"
+
     def task_ends(self) -> tuple[int, ...]:
         """The last round in which each task has clients."""
         return self.schedule.task_ends

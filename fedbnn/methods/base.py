@@ -5,7 +5,7 @@ A method sees rounds, never tasks: only a `BoundaryMethod` is ever told that a t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -209,10 +209,11 @@ class BoundaryMethod(Method):
     """A method that must be told when a task ends; nothing else ever receives a boundary.
 
     Args:
-        every: consolidate every so many rounds (for streams without clear boundaries); null at the true end of each task.
+        every: consolidate every so many rounds; null at the true end of each task, and every 10 rounds where tasks overlap.
     """
 
     consolidation: ClassVar[tuple[str, ...]] = ()
+    blind: ClassVar[int] = 10
 
     every: int | None = None
 
@@ -236,3 +237,10 @@ class BoundaryMethod(Method):
     def facts(self) -> dict[str, Any]:
         """Which boundary was used."""
         return {"consolidation": "at task ends" if self.every is None else f"every {self.every} rounds"}
+
+
+def without_boundaries(method: Method) -> Method:
+    """The method for a stream whose tasks overlap: what needs an end consolidates at a fixed pace instead."""
+    if isinstance(method, BoundaryMethod) and method.every is None:
+        return replace(method, every=method.blind)
+    return method

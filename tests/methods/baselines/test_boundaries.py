@@ -1,10 +1,14 @@
 """Only a `BoundaryMethod` can learn that a task has ended."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
+import train
+from fedbnn.config import parse
 from fedbnn.methods import EWC, FCIL, MAS, METHODS, BoundaryMethod, FedAvg, FedBNN, LwF, Method, Scaffold
+from fedbnn.methods.base import without_boundaries
 
 
 class Silent:
@@ -52,6 +56,20 @@ def test_consolidation_at_task_ends_or_every_so_many_rounds(kind) -> None:
     assert [number for number in range(1, 9) if kind(every=4).consolidates(number, number in ends)] == [4, 8]
     assert kind().facts()["consolidation"] == "at task ends"
     assert kind(every=4).facts()["consolidation"] == "every 4 rounds"
+
+
+@pytest.mark.parametrize("kind", [EWC, MAS, LwF])
+def test_where_tasks_overlap_consolidation_has_a_pace_unless_the_configuration_gives_one(kind) -> None:
+    assert without_boundaries(kind()).facts()["consolidation"] == "every 10 rounds"
+    assert without_boundaries(kind(every=4)) == kind(every=4)
+    assert without_boundaries(FedBNN()) == FedBNN()
+
+
+@pytest.mark.parametrize(("schedule", "said"), [("separate", "at task ends"), ("gradual", "every 10 rounds")])
+def test_a_plan_takes_the_boundaries_that_its_stream_has(schedule: str, said: str, tmp_path: Path) -> None:
+    times = {"separate": ("--stream.rounds_per_task", "2"), "gradual": ("--stream.durations", "[[0, 3], [2, 4]]")}
+    words = ["--stream.tasks", "2", "--stream.schedule", schedule, *times[schedule], "--network", "mlp", "--method", "ewc"]
+    assert train.plan(parse(words, train.SCHEMA), tmp_path).method.facts()["consolidation"] == said
 
 
 def test_importances_are_asked_for_in_the_round_of_the_consolidation_only() -> None:
