@@ -6,7 +6,7 @@
 
 The Fisher is that of the likelihood the client trains: the softmax over the classes it holds. The sum over y costs a
 backward pass per class; `draws` labels drawn from the model estimate it without bias.
-Main knob: `strength` (lambda), grid 10, 100, 1e3, 1e4, 1e5.
+Main knob: `strength` (lambda), grid 10, 100, 1e3, 1e4.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class EWC(ImportanceMethod):
 
     formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher of the past"
 
-    strength: float = 1000.0
+    strength: float = 100.0
     draws: int | None = 4
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ which comes when half of the round's images are in transition.
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images to choose the best
 model with. Left out here: with `prototype` each client scores the global model on its own prototypes (the image nearest to
 its class mean) and sends the mean loss alone, so nothing needs to be perturbed; with `off` the newest model is taken.
-Exemplars of a class are those of the client's last round with it. Main knob: `distil` (a), grid 0.25, 0.5, 0.75.
+Exemplars of a class are those of the client's last round with it. Main knob: `distil` (a), grid 0.25, 0.5, 0.75, 0.9.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class FCIL(Method):
     needs_rows: ClassVar[bool] = True
 
     memory: int = 2000
-    distil: float = 0.5
+    distil: float = 0.25
     threshold: float = 0.25
     proxy: Literal["prototype", "off"] = "prototype"
 

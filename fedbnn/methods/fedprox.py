@@ -29,7 +29,7 @@ class FedProx(Method):
 
     formula: ClassVar[str] = "min CE + mu/2 |theta - theta_0|^2; theta = sum_k (n_k / N) theta_k"
 
-    mu: float = 0.01
+    mu: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

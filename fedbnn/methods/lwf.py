@@ -6,7 +6,7 @@
 
 The teacher is frozen, in eval mode, and sees the same augmented images. The KL is over all classes of the teacher,
 never over the columns of the current task; rows of old classes a client does not hold stay as they are, so old rows
-change only where their class is held. Main knob: `strength` (lambda), grid 1, 3, 10.
+change only where their class is held. Main knob: `strength` (lambda), grid 0.3, 1, 3, 10.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class LwF(BoundaryMethod):
     formula: ClassVar[str] = "min CE + lambda T^2 KL(teacher || student) on old classes"
     needs_rows: ClassVar[bool] = True
 
-    strength: float = 3.0
+    strength: float = 1.0
     temperature: float = 2.0
 
     def __post_init__(self) -> None:

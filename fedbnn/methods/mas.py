@@ -4,7 +4,7 @@
     Omega_k  mean over images of  | d ||f(x)||^2 / d theta |,   f = logits of all classes seen so far
     server, state, communication as in `importance`
 
-It needs no labels: what counts is how much the output moves. Main knob: `strength` (lambda), grid 0.01, 0.1, 1, 10, 100.
+It needs no labels: what counts is how much the output moves. Main knob: `strength` (lambda), grid 0.01, 0.1, 1, 10.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class MAS(ImportanceMethod):
 
     formula: ClassVar[str] = "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d |f(x)|^2 / d theta|"
 
-    strength: float = 1.0
+    strength: float = 0.01
 
     def stiffness(self, importance: Tensor) -> Tensor:
         """2 lambda Omega, for the penalty has no 1/2."""

@@ -36,7 +36,7 @@ class Scaffold(Method):
     optimizer: ClassVar[str | None] = "sgd"
     needs_rows: ClassVar[bool] = True
 
-    lr: float | None = 0.05
+    lr: float | None = 0.1
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
         """The server's control is 0."""
