@@ -66,12 +66,21 @@ class Sweep:
 def cells(
     methods: Sequence[str], seeds: Sequence[int], settings: Mapping[str, str], sweep: Sweep | None, directory: Path
 ) -> list[Cell]:
-    """Every cell of the grid; the seeds of all methods first, so that a table fills evenly."""
+    """Every cell of the grid; the seeds of all methods first, so that a table fills evenly.
+
+    A setting `KEY` is for all methods, `METHOD:KEY` for one of them, where it wins.
+    """
     values: Sequence[str | None] = sweep.values if sweep else (None,)
-    fixed = tuple(settings.items())
     grid = []
     for seed, value, method in product(seeds, values, methods):
         swept = ((sweep.key, value),) if sweep and value is not None else ()
         tail = f"-{value}" if value is not None else ""
-        grid.append(Cell(method, seed, fixed + swept, directory / f"{method}-s{seed}{tail}"))
+        grid.append(Cell(method, seed, _own(settings, method) + swept, directory / f"{method}-s{seed}{tail}"))
     return grid
+
+
+def _own(settings: Mapping[str, str], method: str) -> tuple[tuple[str, str], ...]:
+    """The settings of one method."""
+    common = {key: value for key, value in settings.items() if ":" not in key}
+    special = {key.removeprefix(f"{method}:"): value for key, value in settings.items() if key.startswith(f"{method}:")}
+    return tuple((common | special).items())

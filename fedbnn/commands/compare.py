@@ -11,6 +11,7 @@ from rich.console import Console
 from fedbnn import comparison_figures, console, figure_style, grid, report, runs, tables
 from fedbnn.commands.arguments import Arguments, numbers, positive, words
 from fedbnn.config import parse
+from fedbnn.errors import ConfigError
 from fedbnn.grid import Cell, Sweep
 from fedbnn.grid_progress import GridProgress
 from fedbnn.ledger import Ledger
@@ -19,12 +20,15 @@ from fedbnn.runner import MAY_DIFFER
 from fedbnn.signals import Stopped, owned
 from train import SCHEMA
 
+SET = "a setting for all runs, or for those of one method"
+
 
 def main(argv: Sequence[str]) -> int:
     """Run what is not done yet, then write and print what all runs say together."""
     options = _options(argv)
     sweep, title = options.sweep, Path(options.config).stem
     directory = Path(options.out or f"runs/compare-{title}")
+    _check_special(options)
     planned = grid.cells(options.methods, options.seeds, dict(options.set), sweep, directory)
     cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
     pool = Pool(options.config, options.jobs, directory / "logs")
@@ -47,7 +51,7 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--methods", type=words, default=["fedbnn", "fedavg"], help="names with commas between them")
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
-    parser.add_argument("--set", type=_pair, action="append", default=[], metavar="KEY=VALUE", help="a setting for all runs")
+    parser.add_argument("--set", type=_pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=SET)
     parser.add_argument("--sweep", type=_sweep, metavar="KEY=V1,V2,...", help="a setting to vary, with its plot")
     parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
     return parser.parse_args(argv)
@@ -58,6 +62,14 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not key:
         raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
     return key, value
+
+
+def _check_special(options: Namespace) -> None:
+    """A setting for one method needs that method."""
+    for key, _ in options.set:
+        method, colon, _rest = key.partition(":")
+        if colon and method not in options.methods:
+            raise ConfigError(f"--set is for {method}, which is not compared", key, "name it in --methods, or leave it out")
 
 
 def _sweep(text: str) -> Sweep:

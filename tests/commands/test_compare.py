@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedbnn import grid_progress
-from fedbnn.grid import Cell
+from fedbnn.grid import Cell, cells
 from fedbnn.grid_progress import GridProgress
 from tests.commands.command import environment, fedbnn, files, started
 
@@ -95,6 +95,13 @@ def test_a_sweep_over_words_has_the_table_and_no_plot(home: Path, stand_ins: lis
     assert not (home / "sweep" / "figures").exists()
 
 
+def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
+    asked = {"client.lr": "1", "method.head": "gaussian", "local:method.head": "linear"}
+    mine = {cell.method: dict(cell.settings) for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)}
+    assert mine["fedavg"] == {"client.lr": "1", "method.head": "gaussian"}
+    assert mine["local"] == {"client.lr": "1", "method.head": "linear"}
+
+
 WRONG = {
     ("--methods", "fedavg,fedbn"): "did you mean 'fedbnn'?",
     ("--methods", ","): "argument --methods: expected at least one word",
@@ -102,6 +109,8 @@ WRONG = {
     ("--jobs", "0"): "argument --jobs: expected a whole number above 0, got '0'",
     ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
     ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
+    ("--set", "ewc:client.lr=1"): "--set is for ewc, which is not compared",
+    ("--set", "fedavg:client.lrr=1"): "did you mean 'client.lr'?",
     ("--sweep", "client.lr="): "argument --sweep: expected at least one word",
     ("--sweep", "client.lr=0.1,much"): "client.lr: expected float, got 'much'",
 }
