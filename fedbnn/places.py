@@ -6,6 +6,8 @@ the new trunk and beside the features g under the trunk the round began with,
 
     n_c, s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
 
+(of M and A, which are symmetric, the upper triangle).
+
 The trunk moves, so the places of absent classes go stale. The ridge map W from old to new features, which prefers
 the identity, carries all of them along: no boundary, no replay, no generator.
 
@@ -15,11 +17,12 @@ A class that is visited keeps `decay` of its old count, and the scatter keeps `m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from fedbnn import triangles
 from fedbnn.folds import class_counts
 from fedbnn.images import ImageSet
 from fedbnn.influence import influence_of_point
@@ -123,7 +126,8 @@ def measure(trunk: nn.Module, layout: Layout, state: State, images: ImageSet) ->
     old = features(trunk, layout, state["trunk.before"], state["buffers.before"], images)
     old = torch.cat([old, torch.ones(len(old), 1, dtype=old.dtype)], 1)
     sums = torch.zeros(len(classes), new.shape[1], dtype=new.dtype).index_add_(0, labels, new)
-    found = {"sum": sums, "moment": new.T @ new, "before": old.T @ old, "cross": old.T @ new}
+    squares = {"moment": triangles.folded(new.T @ new), "before": triangles.folded(old.T @ old)}
+    found = {"sum": sums, **squares, "cross": old.T @ new}
     return {f"places.{name}": value.float() for name, value in found.items()}
 
 
@@ -152,15 +156,18 @@ class PlacesExchange:
         return State({**sent, "trunk.before": self.before["trunk"], "buffers.before": self.before["buffers"]}, state.classes)
 
     def expected(self, state: State, exchange: str, classes: Sequence[str]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Sums by class, and three square matrices."""
+        """Sums by class, the triangles of two symmetric matrices, and one that is not symmetric."""
         width = self.width
-        shapes = {"sum": (len(classes), width), "moment": (width, width), "before": (width + 1,) * 2, "cross": (width + 1, width)}
+        shapes: dict[str, tuple[int, ...]] = {"sum": (len(classes), width), "cross": (width + 1, width)}
+        shapes |= {"moment": (triangles.length(width),), "before": (triangles.length(width + 1),)}
         return {f"places.{name}": (shape, torch.float32) for name, shape in shapes.items()}
 
     def defect(self, state: State, update: Update) -> str | None:
         """Second moments have no negative diagonal."""
-        bad = any(bool((update.tensors[f"places.{name}"].diagonal() < 0).any()) for name in ("moment", "before"))
-        return "a second moment has a negative diagonal" if bad else None
+        for name, width in (("moment", self.width), ("before", self.width + 1)):
+            if bool((triangles.diagonal(update.tensors[f"places.{name}"], width) < 0).any()):
+                return "a second moment has a negative diagonal"
+        return None
 
     def influence(self, state: State, update: Update) -> Tensor:
         """The second moment per image: what all clients have in common, whatever their classes."""
@@ -178,18 +185,22 @@ class PlacesFold:
     def __init__(self, settings: PlacesExchange, state: State) -> None:
         self.settings, self.state = settings, state
         self.sums = Sums.zero(len(state.classes), settings.width)
+        self.moment = torch.zeros(triangles.length(settings.width), dtype=torch.float64)
+        self.before = torch.zeros(triangles.length(settings.width + 1), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums, tempered by `trust`."""
         index = self.state.index(update.classes)
         self.sums.count[index] += trust * class_counts(update)
         self.sums.sum[index] += trust * update.tensors["places.sum"].double()
-        for name in ("moment", "before", "cross"):
-            getattr(self.sums, name).add_(update.tensors[f"places.{name}"].double(), alpha=trust)
+        for name, total in (("moment", self.moment), ("before", self.before), ("cross", self.sums.cross)):
+            total.add_(update.tensors[f"places.{name}"], alpha=trust)
 
     def close(self) -> State:
         """Carry the old places along, then join the new statistics."""
-        places = Places.of(self.state, self.settings.width)
+        width = self.settings.width
+        squares = {"moment": triangles.unfolded(self.moment, width), "before": triangles.unfolded(self.before, width + 1)}
+        places, sums = Places.of(self.state, width), replace(self.sums, **squares)
         if self.settings.drift:
-            places = places.moved(self.sums.step(self.settings.ridge))
-        return self.state.having(places.joined(self.sums, self.settings.decay, self.settings.memory).tensors())
+            places = places.moved(sums.step(self.settings.ridge))
+        return self.state.having(places.joined(sums, self.settings.decay, self.settings.memory).tensors())

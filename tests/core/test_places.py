@@ -12,6 +12,7 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 
+from fedbnn import triangles
 from fedbnn.discriminant import Discriminant, shrinkage
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
@@ -29,12 +30,22 @@ def statistics(new: Tensor, old: Tensor, labels: Tensor, client: int = 0) -> Upd
     before = torch.cat([old, torch.ones(len(old), 1).double()], 1)
     tensors = {
         "places.sum": torch.stack([new[labels == c].sum(0) for c in present]),
-        "places.moment": new.T @ new,
-        "places.before": before.T @ before,
+        "places.moment": triangles.folded(new.T @ new),
+        "places.before": triangles.folded(before.T @ before),
         "places.cross": before.T @ new,
     }
     counts = {NAMES[c]: int((labels == c).sum()) for c in present}
     return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
+
+
+@given(seeds, st.integers(1, 7))
+def test_a_triangle_is_the_whole_of_a_symmetric_matrix(seed: int, width: int) -> None:
+    half = torch.randn(width, width, generator=torch.Generator().manual_seed(seed))
+    square = half + half.T
+    triangle = triangles.folded(square)
+    assert len(triangle) == triangles.length(width)
+    assert torch.equal(triangles.unfolded(triangle, width), square)
+    assert torch.equal(triangles.diagonal(triangle, width), square.diagonal())
 
 
 def exchange(width: int, **settings: float) -> PlacesExchange:
@@ -209,7 +220,7 @@ def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
         name: tuple(value.shape) for name, value in update.tensors.items()
     }
     assert exchange(4).defect(State({}, NAMES), update) is None
-    update.tensors["places.moment"].diagonal()[0] = -1
+    update.tensors["places.moment"][-1] = -1
     assert exchange(4).defect(State({}, NAMES), update) is not None
 
 
