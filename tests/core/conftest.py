@@ -1,6 +1,6 @@
 """Small worlds for the core: images without files, states, updates, and a federation on the digits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fedbnn.rounds import Federation
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from lightning_modules.work import ClientWork
+from tests.core.playing import Federate
 
 LOCAL = LocalTraining(epochs=2, batch_size=16, warmup_epochs=1)
 
@@ -39,9 +40,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
         sources="digits", tasks=5, rounds_per_task=2, clients=8, clients_per_round=3, alpha=1.0,
         samples_per_client=40, cache_dir=cache, seed=3,
     )  # fmt: skip
-
-
-Federate = Callable[..., tuple[Federation, State]]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
-"""What happens on a client: warm-up, the weights of the KL, odd amounts of data, divergence, and an exact reference."""
+"""A client from order to update: warm-up, odd amounts of data, divergence, and what it sends."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,13 +16,11 @@ from fedbnn.layout import layout_of
 from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Update
 from fedbnn.methods import FedAvg, FedBNN, Method
-from fedbnn.model import BayesianModel, guide_for
 from fedbnn.networks import MLP
 from fedbnn.state import State
 from fedbnn.updates import read_update
 from lightning_modules.assembly import assemble, read_rows
 from lightning_modules.point_fit import warm_up
-from lightning_modules.svi_client import Start, SVIClient, kl_weights
 from lightning_modules.trainer import Fitter
 from lightning_modules.work import ClientWork
 
@@ -124,118 +121,6 @@ def test_the_prior_of_a_warmed_row_is_its_value_before_warm_up() -> None:
     trunk_prior = Gaussian.from_moments(state["trunk"], state["trunk.scale"])
     still_there = trunk_prior * Gaussian(update.tensors["trunk.precision"].double(), update.tensors["trunk.info"].double())
     torch.testing.assert_close(still_there.loc.float(), state["trunk"], rtol=1e-5, atol=1e-6)
-
-
-# The weights of the KL.
-
-
-def test_the_kl_is_weighted_by_the_round_and_rows_by_their_class() -> None:
-    method, counts, totals = FedBNN(temperature=0.5), {"a": 6, "b": 2, "c": 0}, (100, {"a": 30, "b": 2, "c": 9})
-    found = kl_weights(method, 4, 1, counts, totals)
-    expected = [0.5 / 100] * 4 + [0.5 * 6 / (8 * 30)] * 2 + [0.5 * 2 / (8 * 2)] * 2 + [0.5 / 100] * 2
-    torch.testing.assert_close(found, torch.tensor(expected))
-
-
-def test_the_kl_is_weighted_by_the_client_or_by_the_number_of_weights() -> None:
-    counts, totals = {"a": 6, "b": 2}, (100, {"a": 30, "b": 2})
-    client = kl_weights(FedBNN(temperature=0.5, kl_per="client"), 4, 1, counts, totals)
-    torch.testing.assert_close(client, torch.full((8,), 0.5 / 8))
-    weights = kl_weights(FedBNN(temperature=0.5, kl_per="weights"), 4, 1, counts, totals)
-    torch.testing.assert_close(weights, torch.full((8,), 0.5 / 8))
-
-
-def test_rows_that_stay_at_home_count_the_client_alone() -> None:
-    found = kl_weights(FedBNN(temperature=1.0), 1, 1, {"a": 6, "b": 2}, (100, {}))
-    torch.testing.assert_close(found[1:], torch.full((4,), 1 / 8))
-
-
-def test_alone_in_a_round_all_weights_of_the_kl_are_those_of_one_posterior() -> None:
-    counts = {"a": 5, "b": 3}
-    found = kl_weights(FedBNN(temperature=1.0), 2, 3, counts, (8, counts))
-    torch.testing.assert_close(found, torch.full((10,), 1 / 8))
-
-
-# Inference against numerical integration: logistic regression, where the logit is one normal variable.
-
-
-def expected_loss(loc: Tensor, log_scale: Tensor, inputs: Tensor, labels: Tensor, weight: float) -> Tensor:
-    """The exact negative ELBO per image of two rows (w, b) on one feature, prior N(0, 1), by Gauss-Hermite quadrature."""
-    import numpy as np
-
-    nodes, masses = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(60))
-    rows, variances = loc.view(2, 2), (2 * log_scale).exp().view(2, 2)
-    difference, variance = rows[1] - rows[0], variances.sum(0)
-    mean = inputs * difference[0] + difference[1]
-    deviation = (inputs**2 * variance[0] + variance[1]).sqrt()
-    logits = mean[:, None] + deviation[:, None] * nodes
-    signed = torch.where(labels[:, None] == 1, -logits, logits)
-    misfit = (nn.functional.softplus(signed) @ masses).mean() / math.sqrt(2 * math.pi)
-    kl = 0.5 * (torch.expm1(2 * log_scale) - 2 * log_scale + loc**2).sum()
-    return misfit + weight * kl
-
-
-def best(inputs: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """The minimum of the exact negative ELBO."""
-    loc, log_scale = torch.zeros(4).double().requires_grad_(), torch.zeros(4).double().requires_grad_()
-    optimizer = torch.optim.LBFGS([loc, log_scale], max_iter=300, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = expected_loss(loc, log_scale, inputs, labels, weight)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return loc.detach(), log_scale.detach().exp()
-
-
-class Pixel(nn.Module):
-    """The one pixel of an image is its feature; there is nothing to learn."""
-
-    width = 1
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.flatten(1)
-
-
-def one_pixel(method: FedBNN, local: LocalTraining, pixels: Tensor, labels: Tensor) -> tuple[SVIClient, ImageSet]:
-    trunk = Pixel()
-    model = BayesianModel(trunk, layout_of(trunk), method.flipout)
-    start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4))
-    weights = kl_weights(method, 0, 1, {"a": 10, "b": 10}, (20, {"a": 10, "b": 10}))
-    images = ImageSet(pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Look((0.5,), (0.25,)), training=True)
-    return SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local), images
-
-
-PIXELS = torch.tensor(
-    [20, 60, 90, 100, 120, 130, 140, 150, 170, 110, 80, 115, 135, 160, 180, 190, 210, 220, 240, 255], dtype=torch.uint8
-)
-LABELS = torch.tensor([0] * 10 + [1] * 10)
-
-
-def test_the_loss_is_the_exact_negative_elbo_in_the_mean() -> None:
-    client, images = one_pixel(FedBNN(temperature=1.0, mc_samples=16), LOCAL, PIXELS, LABELS)
-    inputs, labels = images.look.normalise(images.pixels), LABELS
-    loc, log_scale = torch.tensor([-0.5, 0.2, 0.8, -0.1]), torch.tensor([-0.7, -0.3, -0.5, -1.0])
-    client.elbo.guide.swap(loc, log_scale.exp())
-    with torch.no_grad():
-        found = torch.stack([client.objective(inputs, labels) for _ in range(30)])
-    exact = expected_loss(loc.double(), log_scale.double(), inputs.flatten().double(), labels, 1 / 20)
-    assert abs(found.mean().item() - exact.item()) < 4 * found.std().item() / math.sqrt(30)
-
-
-@pytest.mark.parametrize("flipout", [False, True])
-def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) -> None:
-    method = FedBNN(temperature=1.0, mc_samples=8, flipout=flipout, scale_lr=1.0, lr=0.03)
-    local = LocalTraining(epochs=250, batch_size=20)
-    client, images = one_pixel(method, local, PIXELS, LABELS)
-    Fitter({}).fit(client, images, 250)
-    loc, scale = best(images.look.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
-    guide = client.elbo.guide
-    torch.testing.assert_close(guide.loc.detach().double(), loc, rtol=0, atol=0.2)
-    torch.testing.assert_close(guide.log_scale.detach().exp().double(), scale, rtol=0.15, atol=0)
-    assert loc.abs().max() > 0.5
-    assert scale.min() < 0.9
 
 
 # Odd amounts of data.

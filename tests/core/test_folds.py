@@ -1,4 +1,4 @@
-"""The four folds against formulas written another way, and what no fold may do."""
+"""The four folds against formulas written another way."""
 
 from collections.abc import Mapping
 
@@ -6,62 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from fedbnn.folds import PointFold
 from fedbnn.gaussian import Gaussian
 from fedbnn.messages import Update
-from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State
+from tests.core.posteriors import COUNTS, assert_same, folded, moments, prior_state, random_update, update
 
 seeds = st.integers(0, 2**32)
-Posterior = tuple[Tensor, Tensor]
-NAMES = ("a", "b", "c")
-
-
-def moments(source: torch.Generator, *shape: int) -> Posterior:
-    return torch.randn(shape, generator=source).double(), 0.2 + torch.rand(shape, generator=source).double()
-
-
-def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
-    """A posterior over five weights, two points, one statistic and three rows of three, in float64."""
-    source = torch.Generator().manual_seed(seed)
-    trunk, scale = moments(source, latent + points)
-    rows, row_scale = moments(source, 3, 3)
-    tensors = {"trunk": trunk, "trunk.scale": scale[:latent], "buffers": torch.randn(1, generator=source).double()}
-    return State({**tensors, "rows": rows, "rows.scale": row_scale, "rows.samples": torch.zeros(3).double()}, NAMES)
-
-
-def update(
-    state: State, trunk: Posterior, rows: Posterior, counts: Mapping[str, int], client: int = 0, points: float = 0.0
-) -> Update:
-    """What a client with these posteriors sends, in float64 so that identities are exact."""
-    latent, index = len(state["trunk.scale"]), state.index(tuple(counts))
-    factor = Gaussian.from_moments(*trunk) / Gaussian.from_moments(state["trunk"][:latent], state["trunk.scale"])
-    own = Gaussian.from_moments(*rows) / Gaussian.from_moments(state["rows"][index], state["rows.scale"][index])
-    tensors = {
-        "trunk.precision": factor.precision, "trunk.info": factor.info, "rows.precision": own.precision, "rows.info": own.info,
-        "points": torch.full((len(state["trunk"]) - latent,), points).double(), "buffers": torch.full((1,), points).double(),
-    }  # fmt: skip
-    return Update("run", 1, "train", client, "", sum(counts.values()), counts, tensors)
-
-
-def random_update(state: State, counts: Mapping[str, int], client: int) -> Update:
-    source = torch.Generator().manual_seed(client)
-    return update(state, moments(source, 5), moments(source, len(counts), 3), counts, client, float(client))
-
-
-def folded(state: State, updates: list[Update], rule: str = "scaled", damping: float = 1.0, trust: float = 1.0) -> State:
-    fold = PosteriorFold(state, FOLDS[rule](damping))
-    for one in updates:
-        fold.add(one, trust)
-    return fold.close()
-
-
-def assert_same(one: State, other: State, rtol: float = 1e-12) -> None:
-    assert one.tensors.keys() == other.tensors.keys()
-    for name, value in one.tensors.items():
-        torch.testing.assert_close(value, other[name], rtol=rtol, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def likelihood(source: torch.Generator, *shape: int) -> Gaussian:
@@ -80,7 +31,6 @@ def conjugate(state: State, counts: Mapping[str, int], client: int, totals: Mapp
     return update(state, (trunk.loc, trunk.scale), (rows.loc, rows.scale), counts, client, 1.0)
 
 
-COUNTS = [{"a": 3, "b": 1}, {"b": 8}, {"a": 1}, {"a": 2, "b": 2}]
 TOTALS = {"a": 6, "b": 11}
 
 
@@ -137,76 +87,6 @@ def test_mean_is_the_weighted_mean_of_location_and_log_scale() -> None:
     torch.testing.assert_close(found["trunk.scale"], scale**0.25 * other_scale**0.75)
 
 
-@pytest.mark.parametrize("rule", FOLDS)
-def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
-    state = prior_state()
-    alone = random_update(state, {"a": 4, "b": 1, "c": 2}, 1)
-    found, source = folded(state, [alone], rule), torch.Generator().manual_seed(1)
-    (trunk, scale), (rows, row_scale) = moments(source, 5), moments(source, 3, 3)
-    for name, expected in {"trunk.scale": scale, "rows": rows, "rows.scale": row_scale}.items():
-        torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found["trunk"][:5], trunk, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-@given(order=st.permutations(range(4)))
-def test_the_order_of_clients_changes_nothing(rule: str, order: list[int]) -> None:
-    state = prior_state()
-    updates = [random_update(state, counts, k) for k, counts in enumerate(COUNTS)]
-    assert_same(folded(state, [updates[k] for k in order], rule, 0.2), folded(state, updates, rule, 0.2))
-
-
-@pytest.mark.parametrize("rule", ["scaled", "moments", "mean"])
-def test_splitting_a_client_in_two_changes_nothing(rule: str) -> None:
-    state = prior_state()
-    whole, other = random_update(state, {"a": 4, "b": 2}, 1), random_update(state, {"a": 3}, 2)
-    halves = [Update("run", 1, "train", k, "", 3, {"a": 2, "b": 1}, whole.tensors) for k in (1, 3)]
-    assert_same(folded(state, [*halves, other], rule), folded(state, [whole, other], rule))
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-def test_rows_of_absent_classes_stay_bit_for_bit(rule: str) -> None:
-    state = prior_state()
-    found = folded(state, [random_update(state, {"a": 3}, 1), random_update(state, {"a": 1}, 2)], rule, 0.5)
-    for name in ("rows", "rows.scale"):
-        assert torch.equal(found[name][1:], state[name][1:])
-        assert not torch.equal(found[name][0], state[name][0])
-    assert found["rows.samples"].tolist() == [4, 0, 0]
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-def test_nobody_changes_nothing_bit_for_bit(rule: str) -> None:
-    state = prior_state()
-    for updates in ([], [Update("run", 1, "train", 0, "", 0, {}, random_update(state, {}, 0).tensors)]):
-        found = folded(state, updates, rule)
-        assert all(torch.equal(value, found[name]) for name, value in state.tensors.items())
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-def test_a_client_without_data_is_neutral_beside_others(rule: str) -> None:
-    state = prior_state()
-    others = [random_update(state, counts, k) for k, counts in enumerate(COUNTS)]
-    absent = Update("run", 1, "train", 9, "", 0, {}, random_update(state, {"a": 1}, 9).tensors)
-    assert_same(folded(state, [*others, absent], rule, 0.2), folded(state, others, rule, 0.2), rtol=0)
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-def test_rows_without_images_behind_them_do_not_count(rule: str) -> None:
-    state = prior_state()
-    found = folded(state, [random_update(state, {"a": 3, "b": 0}, 1)], rule, 0.5)
-    assert torch.equal(found["rows"][1], state["rows"][1])
-    assert torch.equal(found["rows.scale"][1], state["rows.scale"][1])
-
-
-@pytest.mark.parametrize("rule", ["scaled", "product"])
-def test_a_neutral_factor_leaves_the_prior(rule: str) -> None:
-    state = prior_state()
-    neutral = update(state, (state["trunk"][:5], state["trunk.scale"]), (state["rows"][:1], state["rows.scale"][:1]), {"a": 2})
-    found = folded(state, [neutral], rule)
-    torch.testing.assert_close(found["trunk"][:5], state["trunk"][:5], rtol=1e-14, atol=0)
-    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"], rtol=1e-14, atol=0)
-
-
 def test_rows_are_weighted_by_their_class_not_by_the_client() -> None:
     state = prior_state()
     (first, _), (second, _) = moments(torch.Generator().manual_seed(1), 3), moments(torch.Generator().manual_seed(2), 3)
@@ -254,63 +134,3 @@ def test_the_product_keeps_a_positive_precision_and_the_mean() -> None:
     unlifted = prior * Gaussian(*sums)
     assert bool((unlifted.precision < floor).all())
     torch.testing.assert_close(found["trunk"][:5], unlifted.loc)
-
-
-@pytest.mark.parametrize("rule", FOLDS)
-def test_a_fold_in_float32_stays_in_float32_and_close_to_float64(rule: str) -> None:
-    exact = prior_state()
-    single = State({name: value.float() for name, value in exact.tensors.items()}, exact.classes).having(
-        {"rows.samples": torch.zeros(3).double()}
-    )
-    updates = [random_update(exact, counts, k) for k, counts in enumerate(COUNTS)]
-    sent = [
-        Update(u.run, 1, "train", u.client, "", u.samples, u.counts, {n: t.float() for n, t in u.tensors.items()})
-        for u in updates
-    ]
-    found = folded(single, sent, rule, 0.2)
-    assert {found[name].dtype for name in ("trunk", "trunk.scale", "rows", "rows.scale", "buffers")} == {torch.float32}
-    reference = folded(exact, updates, rule, 0.2)
-    torch.testing.assert_close(found["trunk"].double(), reference["trunk"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["trunk.scale"].double(), reference["trunk.scale"], rtol=1e-4, atol=1e-5)
-
-
-def point_update(trunk: float, rows: Mapping[str, float], counts: Mapping[str, int]) -> Update:
-    tensors = {"trunk": torch.full((2,), trunk), "buffers": torch.full((1,), trunk)}
-    tensors["rows"] = torch.tensor([[rows[name]] * 3 for name in counts]).reshape(-1, 3)
-    return Update("run", 1, "train", 0, "", sum(counts.values()), counts, tensors)
-
-
-def point_state() -> State:
-    tensors = {
-        "trunk": torch.zeros(2),
-        "buffers": torch.zeros(1),
-        "rows": torch.full((3, 3), 0.1),
-        "rows.samples": torch.zeros(3).double(),
-    }
-    return State(tensors, NAMES)
-
-
-def test_fedavg_weighs_the_trunk_by_images_and_rows_by_images_of_their_class() -> None:
-    fold = PointFold(point_state())
-    fold.add(point_update(1.0, {"a": 1.0, "b": 2.0}, {"a": 1, "b": 9}))
-    fold.add(point_update(3.0, {"a": 5.0}, {"a": 3}))
-    found = fold.close()
-    assert found["trunk"].tolist() == pytest.approx([(10 * 1 + 3 * 3) / 13] * 2)
-    assert found["rows"][:, 0].tolist() == pytest.approx([4.0, 2.0, 0.1])
-    assert torch.equal(found["rows"][2], point_state()["rows"][2])
-    assert found["rows.samples"].tolist() == [4, 9, 0]
-
-
-def test_fedavg_pulls_a_distrusted_client_towards_its_start() -> None:
-    fold = PointFold(point_state())
-    fold.add(point_update(4.0, {"a": 4.1}, {"a": 3}), trust=0.5)
-    found = fold.close()
-    assert found["trunk"].tolist() == [2.0, 2.0]
-    assert found["rows"][0].tolist() == pytest.approx([2.1] * 3)
-
-
-def test_fedavg_of_nobody_is_the_state() -> None:
-    fold = PointFold(point_state())
-    fold.add(point_update(4.0, {}, {}))
-    found = fold.close()
-    assert all(torch.equal(found[name], value) for name, value in point_state().tensors.items())

@@ -1,41 +1,18 @@
-"""Class posteriors: statistics that add, a map that carries them along, and a discriminant that is LDA."""
+"""Class posteriors: statistics that add, and a map that carries them along."""
 
-from collections.abc import Sequence
-from time import perf_counter
-
-import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.covariance import OAS
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 
 from fedbnn import triangles
-from fedbnn.discriminant import Discriminant, shrinkage
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
-from fedbnn.messages import Update
-from fedbnn.places import Places, PlacesExchange, measure
+from fedbnn.places import Places, measure
 from fedbnn.state import State
+from tests.core.class_features import NAMES, exchange, folded, statistics, world
 
-NAMES = ("a", "b", "c")
 seeds = st.integers(0, 2**32)
-
-
-def statistics(new: Tensor, old: Tensor, labels: Tensor, client: int = 0) -> Update:
-    """What a client with these features sends, in float64, from the formulas alone."""
-    present = labels.unique().tolist()
-    before = torch.cat([old, torch.ones(len(old), 1).double()], 1)
-    tensors = {
-        "places.sum": torch.stack([new[labels == c].sum(0) for c in present]),
-        "places.moment": triangles.folded(new.T @ new),
-        "places.before": triangles.folded(before.T @ before),
-        "places.cross": before.T @ new,
-    }
-    counts = {NAMES[c]: int((labels == c).sum()) for c in present}
-    return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
 
 
 @given(seeds, st.integers(1, 7))
@@ -46,25 +23,6 @@ def test_a_triangle_is_the_whole_of_a_symmetric_matrix(seed: int, width: int) ->
     assert len(triangle) == triangles.length(width)
     assert torch.equal(triangles.unfolded(triangle, width), square)
     assert torch.equal(triangles.diagonal(triangle, width), square.diagonal())
-
-
-def exchange(width: int, **settings: float) -> PlacesExchange:
-    return PlacesExchange(State({}), width, **{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
-
-
-def folded(state: State, updates: Sequence[Update], settings: PlacesExchange, trust: float = 1.0) -> State:
-    fold = settings.fold(state, "statistics")
-    for update in updates:
-        fold.add(update, trust)
-    return fold.close()
-
-
-def world(seed: int, count: int = 60, width: int = 4) -> tuple[Tensor, Tensor]:
-    """Features of three classes with a common covariance, and the labels."""
-    source = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % 3
-    centres, mix = (torch.randn(shape, generator=source, dtype=torch.float64) for shape in ((3, width), (width, width)))
-    return centres[labels] * 3 + torch.randn(count, width, generator=source, dtype=torch.float64) @ mix, labels
 
 
 def pooled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,122 +180,3 @@ def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
     assert exchange(4).defect(State({}, NAMES), update) is None
     update.tensors["places.moment"][-1] = -1
     assert exchange(4).defect(State({}, NAMES), update) is not None
-
-
-# Shrinkage and discriminant.
-
-
-@pytest.mark.parametrize(("count", "width"), [(20, 50), (200, 50), (60, 10), (5, 300)])
-def test_shrinkage_is_the_limit_of_the_oracle_iteration(count: int, width: int) -> None:
-    """Chen et al. (2010), equations 20 and 21, iterated: the closed form is their fixed point."""
-    data = torch.randn(count, width).double() * torch.linspace(0.5, 2, width).double()
-    covariance = data.T @ data / count
-    trace, share = covariance.trace(), torch.zeros(()).double()
-    for _ in range(2_000):
-        target = trace / width * torch.eye(width).double()
-        mixed = float(((1 - share) * covariance + share * target).mul(covariance).sum())
-        above = (1 - 2 / width) * mixed + trace**2
-        share = above / ((count + 1 - 2 / width) * mixed + (1 - count / width) * trace**2)
-        if abs(float(share) - shrinkage(covariance, count)) < 1e-9:
-            break
-    assert shrinkage(covariance, count) == pytest.approx(min(1.0, float(share)), abs=1e-6)
-
-
-@pytest.mark.parametrize(("count", "width"), [(30, 200), (300, 200), (500, 64)])
-def test_shrinkage_is_that_of_scikit_learn_up_to_its_dropped_terms(count: int, width: int) -> None:
-    """scikit-learn leaves the terms 2/d out, which is a relative difference of that order."""
-    data = np.random.default_rng(count).normal(size=(count, width)) * np.linspace(0.5, 2, width)
-    data -= data.mean(0)
-    ours = shrinkage(torch.from_numpy(data.T @ data / count), count)
-    assert ours == pytest.approx(OAS(assume_centered=True).fit(data).shrinkage_, rel=4 / width)
-
-
-def test_shrinkage_of_the_identity_and_of_nothing_is_complete() -> None:
-    assert shrinkage(torch.eye(5).double(), 100) == 1.0
-    assert shrinkage(torch.zeros(5, 5).double(), 0) == 1.0
-
-
-@pytest.mark.parametrize("solver", ["lsqr", "eigen"])
-@pytest.mark.parametrize(("count", "width"), [(90, 6), (60, 100)])
-def test_predictions_are_those_of_lda_on_the_pooled_features(solver: str, count: int, width: int) -> None:
-    features, labels = world(7, count + 300, width)
-    train, test = (features[:count], labels[:count]), features[count:]
-    updates = [statistics(train[0][k::3], train[0][k::3], train[1][k::3], k) for k in range(3)]
-    places = Places.of(folded(State({}, NAMES), updates, exchange(width)), width)
-    covariance = places.scatter / places.weight
-    share = shrinkage(covariance, float(places.weight))
-    reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=share, priors=[1 / 3] * 3).fit(
-        *(part.numpy() for part in train)
-    )
-    scores = Discriminant.of(places, torch.arange(3)).scores(test)
-    assert scores.argmax(1).tolist() == reference.predict(test.numpy()).tolist()
-
-
-def test_many_degrees_of_freedom_give_the_gaussian_scores() -> None:
-    features, labels = world(8, 3000)
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
-    ours = Discriminant.of(places, torch.arange(3)).scores(features[:50]).softmax(1).double()
-    covariance = places.scatter / places.weight
-    share = shrinkage(covariance, float(places.weight))
-    shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
-    normals = [torch.distributions.MultivariateNormal(mean, shrunk) for mean in places.mean]
-    reference = torch.stack([normal.log_prob(features[:50]) for normal in normals], 1).softmax(1)
-    torch.testing.assert_close(ours, reference, rtol=0, atol=0.02)
-
-
-def test_scores_are_differences_of_student_t_densities() -> None:
-    """Against scipy, class by class, for unequal counts: the constant they share is all that may differ."""
-    from scipy.stats import multivariate_t
-
-    features, labels = world(9, 30)
-    keep = torch.cat([torch.arange(30)[labels == 0][:9], torch.arange(30)[labels == 1][:2], torch.arange(30)[labels == 2][:5]])
-    features, labels = features[keep], labels[keep]
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
-    covariance, freedom = places.scatter / places.weight, float(places.weight)
-    share = shrinkage(covariance, freedom)
-    shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
-    points = features.numpy()
-    reference = np.stack([
-        multivariate_t(places.mean[c].numpy(), (1 + 1 / places.count[c].item()) * shrunk.numpy(), df=freedom).logpdf(points)
-        for c in range(3)
-    ], 1)  # fmt: skip
-    ours = Discriminant.of(places, torch.arange(3)).scores(features).double().numpy()
-    np.testing.assert_allclose(ours - ours[:, :1], reference - reference[:, :1], atol=1e-4)
-
-
-def test_temperature_divides_the_scores() -> None:
-    features, labels = world(10)
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
-    one, two = (Discriminant.of(places, torch.arange(3), temperature).scores(features) for temperature in (1.0, 2.0))
-    torch.testing.assert_close(one, 2 * two)
-
-
-def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[Places, Tensor]:
-    """Places from features as they are sent: sums in float32 of rectified features, some of them always zero."""
-    features = torch.relu(torch.randn(images, width) + offset).double()
-    features[:, :dead] = 0
-    update = statistics(features, features, torch.arange(images) % 3)
-    sent = {name: value.float() for name, value in update.tensors.items()}
-    state = folded(State({}, NAMES), [Update("run", 1, "statistics", 0, "", images, update.counts, sent)], exchange(width))
-    return Places.of(state, width), features
-
-
-@pytest.mark.parametrize("images", [3, 6, 40])
-def test_a_thousand_features_of_few_images_stay_finite_and_fast(images: int) -> None:
-    places, features = wide(images, 1000, dead=200)
-    start = perf_counter()
-    scores = Discriminant.of(places, torch.arange(3)).scores(features)
-    assert bool(scores.isfinite().all())
-    assert perf_counter() - start < 5
-    assert scores.argmax(1).tolist() == (torch.arange(images) % 3).tolist()
-
-
-def test_features_far_from_zero_lose_nothing_that_matters_to_float32_sums() -> None:
-    places, features = wide(2000, 20, offset=300.0)
-    assert bool(Discriminant.of(places, torch.arange(3)).scores(features).isfinite().all())
-
-
-def test_one_class_with_one_image_can_be_scored() -> None:
-    features = torch.tensor([[1.0, 2.0]]).double()
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, torch.tensor([1]))], exchange(2)), 2)
-    assert bool(Discriminant.of(places, torch.tensor([1])).scores(features).isfinite().all())

@@ -1,7 +1,6 @@
-"""Whole rounds on the digits: initialisation, seeds, participation, privacy, forgetting, divergence."""
+"""Whole rounds on the digits: initialisation, seeds, chance, class posteriors, learning."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,60 +9,14 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn import personal, rounds
-from fedbnn.engines import Private
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.errors import FederationError
 from fedbnn.evaluation import Evaluation, evaluate_round
 from fedbnn.ledger import Ledger
 from fedbnn.local import LocalTraining
-from fedbnn.messages import Failure, Order, Reply
+from fedbnn.messages import Order, Reply
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.predictor import Predictor
-from fedbnn.rounds import Federation
-from fedbnn.state import State
-from fedbnn.updates import read_update
-
-Federate = Callable[..., tuple[Federation, State]]
-FAST = LocalTraining(epochs=1, batch_size=16, warmup_epochs=1)
-
-
-class Short:
-    """The first rounds of a stream."""
-
-    def __init__(self, stream: FederatedStream, rounds: int, **changes: Any) -> None:
-        self.stream, self.rounds, self.changes = stream, rounds, changes
-
-    def __getattr__(self, name: str) -> Any:
-        return self.changes[name] if name in self.changes else getattr(self.stream, name)
-
-
-class Overheard:
-    """An engine that keeps every byte that goes down and up."""
-
-    def __init__(self, engine: SerialEngine, spoil: Callable[[Reply | Failure], Reply | Failure] = lambda answer: answer) -> None:
-        self.engine, self.spoil = engine, spoil
-        self.down: list[bytes] = []
-        self.up: list[Reply | Failure] = []
-
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Reply | Failure]:
-        self.down.append(payload)
-        for answer in self.engine.gather(payload, clients, private):
-            self.up.append(self.spoil(answer))
-            yield self.up[-1]
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def sha(state: State) -> str:
-    return hashlib.sha256(state.to_bytes()).hexdigest()
-
-
-def after(federation: Federation, initial: State) -> State:
-    return rounds.run(federation, initial)
-
+from tests.core.playing import FAST, Federate, Overheard, Short, after, sha
 
 # Initialisation.
 
@@ -132,151 +85,6 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federate: Federate, 
     again, initial = federate(method, local=FAST, stream=Short(digits, 3))
     with Ledger(federation.ledger.run_dir) as ledger:
         assert sha(after(replace(again, ledger=ledger), initial)) == sha(whole)
-
-
-# Participation.
-
-
-def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit(
-    federate: Federate, digits: FederatedStream
-) -> None:
-    method = FedBNN(r_init=0)
-    federation, initial = federate(method, local=FAST, stream=Short(digits, 3))
-    engine = Overheard(federation.engine)  # type: ignore[arg-type]
-    federation = replace(federation, engine=engine)
-    before = after(replace(federation, stream=Short(digits, 2)), initial)
-    later = rounds.play(federation, before, 3)
-    asked = {answer.client for answer in engine.up if isinstance(answer, Reply) and read_update(answer.update).round == 3}
-    assert asked == set(digits.participants(3))
-    assert len(asked) == 3 < digits.num_clients
-    held = {name for client in asked for name in digits.counts(3, client)}
-    absent = [row for row, name in enumerate(before.classes) if name not in held]
-    assert absent
-    for name in ("rows", "rows.scale", "rows.samples"):
-        assert torch.equal(later[name][absent], before[name][absent])
-    for name in held:
-        assert later["rows.samples"][later.classes.index(name)] > 0
-
-
-@pytest.mark.parametrize("forgetting", [0.5])
-def test_forgetting_keeps_the_mean_and_that_part_of_what_was_learnt(
-    federate: Federate, digits: FederatedStream, forgetting: float
-) -> None:
-    method, kept = FedBNN(r_init=0), FedBNN(r_init=0, forgetting=forgetting)
-    federation, initial = federate(method, local=FAST, stream=Short(digits, 1))
-    state = after(federation, initial)
-    found = kept.settle(initial, state, federation.layout)
-    first = federation.layout.initial_scale(method.scale_gain).double().pow(-2)
-    learnt = state["trunk.scale"].double().pow(-2)
-    torch.testing.assert_close(found["trunk.scale"].double().pow(-2), first + forgetting * (learnt - first), rtol=1e-5, atol=0)
-    assert torch.equal(found["trunk"], state["trunk"])
-    assert torch.equal(found["rows"], state["rows"])
-    assert method.settle(initial, state, federation.layout) is state
-
-
-def test_forgetting_leaves_rows_of_absent_classes_alone(federate: Federate, digits: FederatedStream) -> None:
-    federation, initial = federate(FedBNN(r_init=0, forgetting=0.5), local=FAST, stream=Short(digits, 3))
-    before = after(replace(federation, stream=Short(digits, 2)), initial)
-    later = rounds.play(federation, before, 3)
-    held = {name for client in digits.participants(3) for name in digits.counts(3, client)}
-    absent = [row for row, name in enumerate(before.classes) if name not in held]
-    assert torch.equal(later["rows.scale"][absent], before["rows.scale"][absent])
-
-
-def test_forgetting_everything_but_a_little_returns_to_the_initial_scale(federate: Federate, digits: FederatedStream) -> None:
-    method = FedBNN(r_init=0, forgetting=1e-9)
-    federation, initial = federate(method, local=FAST, stream=Short(digits, 1))
-    state = after(federation, initial)
-    torch.testing.assert_close(state["trunk.scale"], federation.layout.initial_scale(method.scale_gain))
-
-
-def test_the_totals_of_a_round_are_those_of_its_participants(federate: Federate, digits: FederatedStream) -> None:
-    federation, initial = federate(FedAvg(), local=FAST, stream=Short(digits, 1))
-    engine = Overheard(federation.engine)  # type: ignore[arg-type]
-    after(replace(federation, engine=engine), initial)
-    order = Order.from_bytes(engine.down[0])
-    counts = [digits.counts(1, client) for client in digits.participants(1)]
-    assert order.total == sum(sum(one.values()) for one in counts)
-    assert order.class_totals == {
-        name: sum(one.get(name, 0) for one in counts) for name in sorted({n for one in counts for n in one})
-    }
-
-
-# Divergence and failures.
-
-
-@pytest.mark.parametrize("method", [FedAvg(), FedBNN(r_init=0)])
-def test_a_round_in_which_everybody_diverges_folds_nothing(federate: Federate, digits: FederatedStream, method: Any) -> None:
-    federation, initial = federate(method, local=LocalTraining(lr=1e30, epochs=3, warmup_epochs=0), stream=Short(digits, 1))
-    with pytest.raises(FederationError, match="diverged"):
-        after(federation, initial)
-    assert federation.ledger.latest() is None
-
-
-def test_one_failed_client_is_named_and_the_others_are_folded(federate: Federate, digits: FederatedStream) -> None:
-    lost = digits.participants(1)[0]
-    federation, initial = federate(FedBNN(r_init=0), local=FAST, stream=Short(digits, 1))
-    engine = Overheard(federation.engine, lambda answer: Failure(lost, "diverged") if answer.client == lost else answer)  # type: ignore[arg-type]
-    state = after(replace(federation, engine=engine), initial)
-    committed = federation.ledger.latest()
-    assert committed is not None
-    assert committed.record["failed"] == {str(lost): "diverged"}
-    held = sum(sum(digits.counts(1, client).values()) for client in digits.participants(1) if client != lost)
-    assert state["rows.samples"].sum().item() == held == committed.record["samples"]
-
-
-# Privacy mode.
-
-
-@pytest.mark.parametrize("method", [FedAvg(share="trunk_only"), FedBNN(r_init=1, share="trunk_only")])
-def test_trunk_only_sends_no_rows_and_no_class_names(federate: Federate, digits: FederatedStream, method: Any) -> None:
-    federation, initial = federate(method, local=FAST, stream=Short(digits, 3))
-    engine = Overheard(federation.engine)  # type: ignore[arg-type]
-    state = after(replace(federation, engine=engine), initial)
-    assert state.classes == ()
-    sent = engine.down + [answer.update for answer in engine.up if isinstance(answer, Reply)]
-    assert len(sent) == 3 + 9
-    for payload in sent:
-        assert b"rows" not in payload
-        assert b"digits/" not in payload
-    updates = [read_update(answer.update) for answer in engine.up if isinstance(answer, Reply)]
-    assert all(update.counts == {} and update.samples > 0 for update in updates)
-    privates = [answer.private for answer in engine.up if isinstance(answer, Reply)]
-    assert all(payload is not None and b"digits/" in payload for payload in privates)
-
-
-def test_without_the_privacy_mode_the_same_bytes_do_name_classes(federate: Federate, digits: FederatedStream) -> None:
-    federation, initial = federate(FedAvg(), local=FAST, stream=Short(digits, 1))
-    engine = Overheard(federation.engine)  # type: ignore[arg-type]
-    after(replace(federation, engine=engine), initial)
-    assert b"digits/" in engine.down[0]
-
-
-def test_a_client_finds_its_own_rows_again(federate: Federate, digits: FederatedStream) -> None:
-    everybody = Short(digits, 2, participants=lambda round: (0, 1, 2))
-    federation, initial = federate(FedBNN(r_init=1, share="trunk_only"), local=FAST, stream=everybody)
-    after(federation, initial)
-    own = State.from_bytes(federation.ledger.private(0) or b"")
-    counts = {name: sum(digits.counts(round, 0).get(name, 0) for round in (1, 2)) for name in own.classes}
-    assert own["rows.samples"].tolist() == [counts[name] for name in own.classes]
-    assert own["rows.scale"].shape == own["rows"].shape
-
-
-@pytest.mark.parametrize("images", [None, 1])
-def test_evaluation_is_per_client_when_rows_stay_at_home(federate: Federate, digits: FederatedStream, images: int | None) -> None:
-    method, local = FedBNN(r_init=0, share="trunk_only"), LocalTraining(lr=5e-3, epochs=8, batch_size=8)
-    federation, initial = federate(method, local=local, stream=Short(digits, 2, participants=lambda round: (0, 1, 2)))
-    state = after(federation, initial)
-    libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
-    predictors = [
-        Predictor(MLP(digits.image_shape, (16,)), federation.layout, personal.joined(state, own), 4) for own in libraries
-    ]
-    found = personal.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))
-    single = [personal.evaluate([one], Short(digits, 2), 2, Evaluation(images=images)) for one in predictors]
-    values = [one["fon"]["task_aware"] for one in single if one["fon"] is not None]
-    assert found["fon"]["task_aware"] == pytest.approx(sum(values) / len(values))
-    if images is None:
-        assert found["fon"]["task_aware"] > 75
 
 
 # Chance.
