@@ -3,6 +3,7 @@
 In order: size, safetensors header, schema, run / round / exchange / client known and not heard yet, digest of the
 order it answers, same tensors, shapes and types, finite, plausible number of images, positive precision; and, once
 all have answered, the influence of each against the median of the others. Nothing is broadcast, repaired or executed.
+What is accepted was read and checked once; as long as it fits into memory it is not read again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +17,12 @@ from fedbnn import influence
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.messages import Failure, Reply, Update
 from fedbnn.rejected import Rejected
-from fedbnn.spool import Spool
+from fedbnn.spool import MEMORY, Spool
 from fedbnn.updates import Refused, read_update
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 LARGEST = 1e18
+TRAIN = "train"
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,16 @@ class Gate:
 
     Args:
         max_megabytes: an update of more bytes is refused unread.
-        influence_cap: how many times as far as usual a client may stand from the others and still count in full; at
-            twice that it is refused. 3 holds one forger of five within twice the honest error; 10 leaves honest
-            clients alone that meet a new task before the others do. null trusts everybody.
+        influence_cap: how far one client may move the fold and still count in full, measured by the error of the fold
+            without it; at twice that it is refused. 1.7 holds one forger within twice the honest error (the formulas are
+            in fedbnn/influence.py). null trusts everybody.
         quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of clients above 1.
         deadline_seconds: how long one client may take; null waits for ever.
         keep_rejected: how many refused updates stay on disk, with their reasons.
     """
 
     max_megabytes: float = 512.0
-    influence_cap: float | None = 10.0
+    influence_cap: float | None = 1.7
     quorum: float = 0.5
     deadline_seconds: float | None = 3600.0
     keep_rejected: int = 20
@@ -81,7 +83,7 @@ class Call:
 class Admission:
     """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust) in client order.
 
-    `failed` and `refused` say by client what was not folded and why, `ratios` how far each stood from the others.
+    `failed` and `refused` say by client what was not folded and why, `pulls` how far each stood from the others.
     """
 
     gate: Gate
@@ -91,10 +93,13 @@ class Admission:
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
-    ratios: dict[int, float] = field(default_factory=dict)
+    pulls: dict[int, float] = field(default_factory=dict)
     bytes_up: int = 0
     _heard: set[int] = field(default_factory=set)
     _samples: dict[int, int] = field(default_factory=dict)
+    _rows: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    _read: dict[int, Update] = field(default_factory=dict)
+    _room: int = MEMORY
 
     def admit(self, answer: Reply | Failure) -> bool:
         """Accept an answer for folding, or note by name why not."""
@@ -109,6 +114,9 @@ class Admission:
             return False
         self._samples[update.client] = update.samples
         self.spool.put(update.client, answer.update)
+        if len(answer.update) <= self._room:
+            self._room -= len(answer.update)
+            self._read[update.client] = update
         return True
 
     def _checked(self, reply: Reply) -> Update:
@@ -137,10 +145,12 @@ class Admission:
 
     def _place(self, update: Update) -> None:
         """Keep where this update stands, to compare it with the others."""
-        point = self.call.influence(update)
-        if not bool(point.isfinite().all()):
+        point = self.call.influence(update).float().contiguous()
+        if not isfinite(influence.largest(point)):
             raise Refused("its influence is not finite")
-        self.spool.beside("points").put(update.client, point.float().contiguous().numpy().tobytes())
+        self.spool.beside("points").put(update.client, point.view(torch.uint8).numpy().data)
+        if self.call.exchange == TRAIN and update.samples:
+            self._rows[update.client] = influence.row_lengths(update.tensors)
 
     def _refuse(self, client: int, payload: bytes, reason: str) -> None:
         self.refused[client] = reason
@@ -154,18 +164,25 @@ class Admission:
         self._insist_on_quorum()
 
     def _compare(self, clients: list[int], cap: float) -> None:
-        """Trust of every accepted client from its distance to the others."""
+        """Trust of every accepted client from its distance to the others; one that did not move is never refused."""
         squares = influence.squared_distances(self.spool.beside("points"), clients)
-        ratios = influence.ratios(squares, [self._samples[client] > 0 for client in clients])
-        self.ratios = dict(zip(clients, ratios, strict=True))
-        self.trust = dict(zip(clients, influence.trusts(squares, ratios, cap), strict=True))
-        for client in [client for client in clients if self.trust[client] == 0]:
-            self._expel(client, f"influence {self.ratios[client]:.3g} times that of the others, the cap is {cap:g}")
+        pulls = influence.pulls(squares, [self._samples[client] for client in clients])
+        self.pulls = dict(zip(clients, pulls, strict=True))
+        moved = [client for client, length in zip(clients, squares[:-1, -1].tolist(), strict=True) if length]
+        for client, pull in self.pulls.items():
+            long, name = influence.row_ratio(self._rows, moved, client)
+            near, usual = influence.trust(pull, cap), influence.trust(long, influence.LONG)
+            self.trust[client] = min(near if client in moved else max(near, influence.LEAST), usual)
+            if not usual:
+                self._expel(client, f"its {name} are {long:.3g} times as long as usual")
+            elif not self.trust[client]:
+                self._expel(client, f"influence {pull:.3g} times the error of the others, the cap is {cap:g}")
 
     def _expel(self, client: int, reason: str) -> None:
         self._refuse(client, self.spool[client], reason)
         self.spool.drop(client)
         del self.trust[client]
+        self._read.pop(client, None)
 
     def _insist_on_quorum(self) -> None:
         asked = len(self.call.roll)
@@ -178,7 +195,7 @@ class Admission:
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         for client, trust in self.trust.items():
-            yield read_update(self.spool[client]), trust
+            yield self._read.get(client) or read_update(self.spool[client]), trust
 
 
 def _addressed(update: Update, call: Call) -> None:
@@ -217,8 +234,7 @@ def _same_sites(update: Update, call: Call) -> None:
 def _finite(update: Update, _call: Call) -> None:
     """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
     for name, tensor in update.tensors.items():
-        low, high = map(float, tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
-        largest = max(-low, high)
+        largest = influence.largest(tensor)
         if not isfinite(largest):
             raise Refused(f"{name} is not finite")
         if largest > LARGEST:

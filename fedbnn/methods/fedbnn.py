@@ -26,13 +26,14 @@ from torch import Tensor
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.gaussian import Gaussian
-from fedbnn.influence import influence_of_factor
+from fedbnn.influence import ROUNDING, influence_of_factor
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
 from fedbnn.methods.base import Fold, Method, Spec
 from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State
+
+LONGEST = 20.0
 
 
 @dataclass(frozen=True)
@@ -130,19 +131,33 @@ class FedBNN(Method):
         return state.having(kept)
 
     def defect(self, state: State, update: Update) -> str | None:
-        """A factor must leave the client's own posterior a positive precision everywhere."""
+        """A factor must leave the client's own posterior a positive precision everywhere, and rows of a usual length."""
         if not state.bayesian:
             return None
-        index = state.index(update.classes)
-        for site, scale in (("trunk", state["trunk.scale"]), ("rows", state["rows.scale"][index] if "rows" in state else None)):
-            change = update.tensors.get(f"{site}.precision")
-            if change is not None and scale is not None and bool((scale.double().pow(-2) + change.double() <= 0).any()):
-                return f"the precision of {site} is not positive"
-        return None
+        if _loses_all(update.tensors["trunk.precision"], state["trunk.scale"]):
+            return "the precision of trunk is not positive"
+        return _defect_of_rows(state, update) if "rows" in state and update.counts else None
 
     def influence(self, state: State, update: Update) -> Tensor:
         """The pull of the factor on the mean and on the precision, in units of the prior."""
         if not state.bayesian:
             return super().influence(state, update)
-        prior = Gaussian.from_moments(state["trunk"][: len(state["trunk.scale"])], state["trunk.scale"])
-        return influence_of_factor(prior.precision, prior.loc, update.tensors["trunk.precision"], update.tensors["trunk.info"])
+        scale, factor = state["trunk.scale"], (update.tensors["trunk.precision"], update.tensors["trunk.info"])
+        return influence_of_factor(state["trunk"][: len(scale)], scale, *factor)
+
+
+def _loses_all(change: Tensor, scale: Tensor) -> bool:
+    """Whether L_0 + dL is 0 or less anywhere, or a rounding error from it: dL s_0^2 <= -1 + 2^-20."""
+    return bool((change * scale).mul_(scale).amin() <= ROUNDING - 1) if change.numel() else False
+
+
+def _defect_of_rows(state: State, update: Update) -> str | None:
+    """Precisions that are not positive, or a mean m = m_0 + (de - dL m_0) / (L_0 + dL) far longer than trained rows are."""
+    index, precision, info = state.index(update.classes), update.tensors["rows.precision"], update.tensors["rows.info"]
+    loc, scale = state["rows"][index], state["rows.scale"][index]
+    if _loses_all(precision, scale):
+        return "the precision of rows is not positive"
+    trained = state["rows"][state["rows.samples"] > 0].norm(dim=1)
+    usual = float(trained.median()) if len(trained) else 0.0
+    longest = float((loc + (info - precision * loc) / (scale.pow(-2) + precision)).norm(dim=1).max())
+    return f"a row is {longest / usual:.3g} times as long as those of the library" if longest > LONGEST * usual > 0 else None

@@ -43,8 +43,8 @@ class Client:
 
 
 def point(state: State) -> Callable[[Update], Tensor]:
-    loc = state["info"] / state["precision"]
-    return lambda update: influence_of_factor(state["precision"], loc, update.tensors["precision"], update.tensors["info"])
+    loc, scale = (state["info"] / state["precision"]).float(), state["precision"].rsqrt().float()
+    return lambda update: influence_of_factor(loc, scale, update.tensors["precision"].float(), update.tensors["info"].float())
 
 
 def folded(state: State, admission: Admission) -> State:

@@ -13,6 +13,7 @@ from fedbnn.errors import Exit, RunDirectoryError
 from fedbnn.files import write_atomic
 from fedbnn.ledger import Ledger
 from fedbnn.rejected import Rejected
+from fedbnn.spool import Spool
 from fedbnn.state import State
 
 SMALL, LARGE = State({"trunk": torch.zeros(10)}), State({"trunk": torch.zeros(100_000)})
@@ -48,9 +49,9 @@ def test_a_full_disk_costs_the_round_and_nothing_else(tmp_path: Path, size: int)
 
 
 def test_the_spool_and_small_files_report_a_full_disk_too(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger, ledger.spool(1, "train") as spool, no_file_above(100):
+    with Ledger(tmp_path) as ledger, no_file_above(100):
         with pytest.raises(RunDirectoryError, match="File too large"):
-            spool.put(1, b"x" * 1000)
+            Spool(tmp_path / "spool", memory=100).put(1, b"x" * 1000)
         with pytest.raises(RunDirectoryError, match="File too large"):
             runs.start(ledger, {"key": "x" * 1000})
         with pytest.raises(RunDirectoryError, match="File too large"):

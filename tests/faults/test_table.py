@@ -75,9 +75,9 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         "gate/test_wire.py": ("test_random_bytes_are_malformed",),
     },
     "one of five forges precision x1e6, flips sign, scales, sends zeros": {
-        "gate/test_influence.py": (
-            "test_a_cap_of_three_holds_every_attack_within_twice_the_honest_error",
-            "test_the_default_cap_does_so_where_the_data_speak_clearly",
+        "gate/test_forgers.py": (
+            "test_a_forger_stays_within_twice_the_honest_error",
+            "test_a_forger_of_rows_alone_stays_within_it",
             "test_two_forgers_of_five_do_not_outvote_three",
         ),
     },
@@ -91,7 +91,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_batch_norm_clients_train_on_any_amount_of_data",
             "test_a_client_that_diverges_says_so_and_sends_nothing",
         ),
-        "gate/test_influence.py": ("test_clients_that_learned_nothing_have_no_vote",),
+        "gate/test_forgers.py": ("test_clients_that_learned_nothing_have_no_vote_and_are_not_refused",),
         "faults/test_command.py": ("test_a_learning_rate_that_explodes_sends_nothing",),
     },
     "unknown key, wrong type, out of range, malformed / empty / huge YAML, duplicate key, 1e-3, contradictory values": {

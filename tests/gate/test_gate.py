@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError, Exit, FederationError
-from fedbnn.gate import Gate
+from fedbnn.gate import Admission, Gate
 from fedbnn.messages import Failure, Update
 from fedbnn.rejected import Rejected
+from fedbnn.spool import Spool
 from fedbnn.updates import read_update
-from tests.gate.conftest import CALL, Open, having, honest, reason_of, reply
+from tests.gate.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
 
 def test_an_update_is_read_as_it_was_written() -> None:
@@ -175,8 +176,37 @@ def test_a_forger_is_refused_by_the_cap_and_counts_against_the_quorum(admission:
     for client in range(4):
         gate.admit(reply(honest(client), client))
     gate.admit(reply(having("trunk", torch.full((8,), 1e6), client=4), 4))
-    with pytest.raises(FederationError, match=r"client 4: influence .* times that of the others, the cap is 10"):
+    with pytest.raises(FederationError, match=r"client 4: influence .* times the error of the others, the cap is 1\.7"):
         gate.close()
+
+
+@pytest.mark.parametrize("memory", [0, 1500, 2**24])
+def test_what_does_not_fit_into_memory_waits_on_disk_and_comes_out_the_same(tmp_path: Path, memory: int) -> None:
+    gate = Admission(Gate(), CALL, Spool(tmp_path / "spool", memory), Rejected(tmp_path / "rejected"), _room=memory)
+    for client in (3, 0, 4, 1, 2):
+        assert gate.admit(reply(honest(client), client))
+    gate.close()
+    assert [update.to_bytes() for update, _ in gate] == [honest(client).to_bytes() for client in range(5)]
+    assert gate.trust == dict.fromkeys(range(5), 1.0)
+    assert len(list((tmp_path / "spool").glob("*.bin"))) == {0: 5, 1500: 5 - 1500 // len(honest(0).to_bytes()), 2**24: 0}[memory]
+
+
+def test_rows_of_another_exchange_are_not_judged(admission: Open) -> None:
+    gate = admission(replace(CALL, exchange="importance"))
+    for client in range(5):
+        update = having("rows", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client)
+        assert gate.admit(reply(replace(update, exchange="importance"), client))
+    gate.close()
+    assert gate.trust == dict.fromkeys(range(5), 1.0)
+
+
+def test_rows_alone_can_be_forged_and_are_refused(admission: Open) -> None:
+    gate = admission()
+    for client in range(5):
+        gate.admit(reply(having("rows", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client), client))
+    gate.close()
+    assert gate.trust == dict.fromkeys(range(4), 1.0)
+    assert gate.refused == {4: "its rows are 1e+06 times as long as usual"}
 
 
 def test_an_infinite_influence_is_refused(admission: Open) -> None:
