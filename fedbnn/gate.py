@@ -6,22 +6,21 @@ all have answered, the influence of each against the median of the others. Nothi
 What is accepted was read and checked once; as long as it fits into memory it is not read again.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil, inf, isfinite
 
 import torch
-from torch import Tensor
 
 from fedbnn import influence
+from fedbnn.checks import CHECKS, Call, addressed
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.messages import Failure, Reply, Update
 from fedbnn.rejected import Rejected
 from fedbnn.spool import MEMORY, Spool
 from fedbnn.updates import Refused, read_update
 
-Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-LARGEST = 1e18
+__all__ = ["Admission", "Call", "Gate"]
 TRAIN = "train"
 
 
@@ -58,25 +57,6 @@ class Gate:
     def needed(self, asked: int) -> int:
         """How many of the clients asked must be accepted; never less than one."""
         return max(1, ceil(self.quorum * asked - 1e-9) if self.quorum <= 1 else ceil(self.quorum))
-
-
-@dataclass(frozen=True)
-class Call:
-    """What the server asked in one exchange, and so what it may be answered.
-
-    `prior` is the digest of the order; `roll` the images by class of every client asked. `expected` gives the
-    tensors of an update that carries rows of these classes, `defect` says why an update cannot be folded, and
-    `influence` puts it as a point among the others.
-    """
-
-    run: str
-    round: int
-    exchange: str
-    prior: str
-    roll: Mapping[int, Mapping[str, int]]
-    expected: Callable[[tuple[str, ...]], Spec]
-    defect: Callable[[Update], str | None]
-    influence: Callable[[Update], Tensor]
 
 
 @dataclass
@@ -125,7 +105,7 @@ class Admission:
         if len(reply.update) > limit:
             raise Refused(f"too large: {len(reply.update) / 2**20:.1f} MB, the cap is {self.gate.max_megabytes:g} MB")
         update = read_update(reply.update)
-        _addressed(update, self.call)
+        addressed(update, self.call)
         self._hear(update, reply)
         for check in CHECKS:
             check(update, self.call)
@@ -196,68 +176,3 @@ class Admission:
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         for client, trust in self.trust.items():
             yield self._read.get(client) or read_update(self.spool[client]), trust
-
-
-def _addressed(update: Update, call: Call) -> None:
-    """This run, this round, this exchange, a client that was asked."""
-    if update.run != call.run:
-        raise Refused("meant for another run")
-    if update.round != call.round:
-        raise Refused(f"meant for round {update.round}, this is round {call.round}")
-    if update.exchange != call.exchange:
-        raise Refused(f"meant for another exchange than {call.exchange}")
-    if update.client not in call.roll:
-        raise Refused(f"client {update.client} was not asked")
-
-
-def _same_prior(update: Update, call: Call) -> None:
-    """It started from what the server sent."""
-    if update.prior != call.prior:
-        raise Refused("started from another prior")
-
-
-def _same_sites(update: Update, call: Call) -> None:
-    """The same tensors with the same shapes and types; rows of classes the client holds."""
-    unknown = [name for name in update.classes if name not in call.roll[update.client]]
-    if unknown:
-        raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
-    spec, found = call.expected(update.classes), update.tensors
-    for name in sorted(spec.keys() ^ found.keys()):
-        raise Refused(f"{'missing' if name in spec else 'unexpected'} tensor {name[:60]!r}")
-    for name, (shape, dtype) in spec.items():
-        if tuple(found[name].shape) != shape:
-            raise Refused(f"{name} has shape {tuple(found[name].shape)}, expected {shape}")
-        if found[name].dtype != dtype:
-            raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
-
-
-def _finite(update: Update, _call: Call) -> None:
-    """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
-    for name, tensor in update.tensors.items():
-        largest = influence.largest(tensor)
-        if not isfinite(largest):
-            raise Refused(f"{name} is not finite")
-        if largest > LARGEST:
-            raise Refused(f"{name} reaches {largest:.3g}, beyond any weight or precision")
-
-
-def _plausible(update: Update, call: Call) -> None:
-    """No more images than the roll call said, in all and by class."""
-    roll = call.roll[update.client]
-    if not 0 <= update.samples <= sum(roll.values()):
-        raise Refused(f"claims {update.samples} images, the roll call said {sum(roll.values())}")
-    for name, count in update.counts.items():
-        if not 0 <= count <= roll[name]:
-            raise Refused(f"claims {count} images of {name}, the roll call said {roll[name]}")
-    if update.counts and sum(update.counts.values()) != update.samples:
-        raise Refused(f"claims {update.samples} images, but {sum(update.counts.values())} by class")
-
-
-def _foldable(update: Update, call: Call) -> None:
-    """The method's own condition: the folded precision is positive."""
-    reason = call.defect(update)
-    if reason is not None:
-        raise Refused(reason)
-
-
-CHECKS: tuple[Callable[[Update, Call], None], ...] = (_same_prior, _same_sites, _finite, _plausible, _foldable)

@@ -115,3 +115,27 @@ def test_clients_that_learned_nothing_have_no_vote_and_are_not_refused(tmp_path:
     trust = judged(world, method, updates, tmp_path, Gate()).trust
     assert list(trust) == list(range(CLIENTS))
     assert [trust[client] for client in range(idle, CLIENTS)] == [1.0] * (CLIENTS - idle)
+
+
+@pytest.mark.parametrize("site", ["trunk", "rows"])
+@pytest.mark.parametrize(("left", "refused"), [(-1.0, True), (0.0, True), (1e-3, False)])
+def test_a_factor_must_leave_some_precision(tmp_path: Path, site: str, left: float, refused: bool) -> None:
+    world, method = WORLDS["unit prior"], FedBNN()
+    _, updates = truth_and_updates(world, "scaled", 0)
+
+    def attack(precision: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        spoiled = precision.clone()
+        spoiled.view(-1)[3] = (left - 1) * world.prior_precision
+        return spoiled, info * 0
+
+    reasons = judged(world, method, [*updates[:-1], forged(updates[-1], attack, (site,))], tmp_path, Gate()).refused
+    assert (reasons.get(CLIENTS - 1) == f"the precision of {site} is not positive") == refused
+
+
+def test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers(tmp_path: Path) -> None:
+    world, method = WORLDS["unit prior"], FedBNN()
+    _, updates = truth_and_updates(world, "scaled", 0)
+    longer = forged(updates[0], ATTACKS["scaled x 100"], ("rows",))
+    reasons = judged(world, method, [longer, *updates[1:]], tmp_path, Gate(influence_cap=None)).refused
+    assert reasons[0].startswith("a row is ")
+    assert reasons[0].endswith("times as long as those of the library")
