@@ -134,7 +134,7 @@ class FedBNN(Method):
         """A factor must leave the client's own posterior a positive precision everywhere, and rows of a usual length."""
         if not state.bayesian:
             return None
-        if _loses_all(update.tensors["trunk.precision"], state["trunk.scale"]):
+        if _share_left(update.tensors["trunk.precision"], state["trunk.scale"]).amin() <= ROUNDING:
             return "the precision of trunk is not positive"
         return _defect_of_rows(state, update) if "rows" in state and update.counts else None
 
@@ -146,18 +146,19 @@ class FedBNN(Method):
         return influence_of_factor(state["trunk"][: len(scale)], scale, *factor)
 
 
-def _loses_all(change: Tensor, scale: Tensor) -> bool:
-    """Whether L_0 + dL is 0 or less anywhere, or a rounding error from it: dL s_0^2 <= -1 + 2^-20."""
-    return bool((change * scale).mul_(scale).amin() <= ROUNDING - 1) if change.numel() else False
+def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:
+    """(L_0 + dL) / L_0 = 1 + dL s_0^2, which must be above what float32 rounds away."""
+    return (d_precision * scale).mul_(scale).add_(1)
 
 
 def _defect_of_rows(state: State, update: Update) -> str | None:
     """Precisions that are not positive, or a mean m = m_0 + (de - dL m_0) / (L_0 + dL) far longer than trained rows are."""
     index, precision, info = state.index(update.classes), update.tensors["rows.precision"], update.tensors["rows.info"]
     loc, scale = state["rows"][index], state["rows.scale"][index]
-    if _loses_all(precision, scale):
+    left = _share_left(precision, scale)
+    if left.amin() <= ROUNDING:
         return "the precision of rows is not positive"
-    trained = state["rows"][state["rows.samples"] > 0].norm(dim=1)
-    usual = float(trained.median()) if len(trained) else 0.0
-    longest = float((loc + (info - precision * loc) / (scale.pow(-2) + precision)).norm(dim=1).max())
+    mean = torch.addcmul(info, precision, loc, value=-1).mul_(scale).mul_(scale).div_(left).add_(loc)
+    trained = state["rows"].norm(dim=1)[state["rows.samples"] > 0]
+    longest, usual = float(mean.norm(dim=1).max()), float(trained.median()) if len(trained) else 0.0
     return f"a row is {longest / usual:.3g} times as long as those of the library" if longest > LONGEST * usual > 0 else None
