@@ -27,15 +27,14 @@ class Pool:
     open: NDArray[np.bool_]
 
     def gather(self, positions: Integers) -> Tensor:
-        """These images, copied out of the memory maps; grey ones are repeated where the stream is in colour."""
+        """These images, copied whole out of the memory maps; grey ones are repeated where the stream is in colour."""
         starts = np.cumsum([0, *map(len, self.parts)])
         height, width = self.parts[0].shape[-2:]
-        found = torch.empty((len(positions), self.channels, height, width), dtype=torch.uint8)
+        found = np.empty((len(positions), self.channels, height, width), np.uint8)
         for start, part in zip(starts, self.parts, strict=False):
-            inside = torch.from_numpy(np.flatnonzero((positions >= start) & (positions < start + len(part))))
-            if len(inside):
-                found[inside] = part[torch.from_numpy(positions)[inside] - int(start)].expand(-1, self.channels, -1, -1)
-        return found
+            inside = np.flatnonzero((positions >= start) & (positions < start + len(part)))
+            found[inside] = part.numpy()[positions[inside] - start]
+        return torch.from_numpy(found)
 
 
 @dataclass(frozen=True)

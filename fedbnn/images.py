@@ -70,7 +70,7 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        pixels = self.look.draw(self._views, chosen) if self.training else self.pixels[chosen]
+        pixels = self.look.draw(self._views, chosen) if self.training else self.pixels.index_select(0, chosen)
         return self.look.normalise(pixels), self.labels[chosen]
 
     @cached_property
@@ -94,7 +94,7 @@ class ImageSet(Dataset[Batch]):
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, by position."""
-        return replace(self, pixels=self.pixels[indices], labels=self.labels[indices])
+        return replace(self, pixels=self.pixels.index_select(0, indices), labels=self.labels.index_select(0, indices))
 
     def among(self, classes: tuple[str, ...]) -> "ImageSet":
         """The same images, with labels that number `classes` (which must hold every class that occurs here)."""
