@@ -70,8 +70,11 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        pixels = self.look.draw(self._views, chosen) if self.training else self.pixels.index_select(0, chosen)
-        return self.look.normalise(pixels), self.labels[chosen]
+        return self.look.normalise(self.raw(chosen)), self.labels[chosen]
+
+    def raw(self, chosen: Tensor) -> Tensor:
+        """Pixels of some images; augmented when they are for training."""
+        return self.look.draw(self._views, chosen) if self.training else self.pixels.index_select(0, chosen)
 
     @cached_property
     def _views(self) -> Tensor:
@@ -127,9 +130,8 @@ class Passes(IterableDataset[list[Batch]]):
     def __iter__(self) -> Iterator[list[Batch]]:
         parts = (part for _ in range(self.passes) for part in self._pass())
         while group := list(islice(parts, self.AT_ONCE)):
-            sizes = [len(part) for part in group]
-            pixels, labels = self.images.__getitems__(torch.cat(group))
-            yield list(zip(pixels.split(sizes), labels.split(sizes), strict=True))
+            pixels = self.images.raw(torch.cat(group)).split([len(part) for part in group])
+            yield [(self.images.look.normalise(some), self.images.labels[part]) for some, part in zip(pixels, group, strict=True)]
 
     def _pass(self) -> list[Tensor]:
         """The places of the images of each batch of one pass."""

@@ -47,7 +47,7 @@ def test_it_learns_each_task(name: str, found) -> None:
 
 
 def test_joint_beats_fedavg(found) -> None:
-    assert found["joint"]["class_agnostic"]["avg_fin"] > found["fedavg"]["class_agnostic"]["avg_fin"] + 10
+    assert found["joint"]["class_agnostic"]["avg_fin"] > found["fedavg"]["class_agnostic"]["avg_fin"] + 5
 
 
 def test_results_say_what_a_reader_must_know(found) -> None:
