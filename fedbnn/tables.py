@@ -103,9 +103,14 @@ def _table(title: str, runs: Sequence[Results], columns: Mapping[str, tuple[Read
         Row(_named(method, mine), tuple(_spread([read(run) for run in mine], digits) for read, _ in columns.values()))
         for method, mine in grouped.items()
     ]
-    rivals = [place for place, mine in enumerate(grouped.values()) if not mine[0]["replay_images"]] or list(range(len(rows)))
+    rivals = [place for place, mine in enumerate(grouped.values()) if _competes(mine[0])] or list(range(len(rows)))
     signs = [sign for _, sign in columns.values()]
     return Table(title, ("method", *columns), tuple(_crowned(rows, rivals, signs)), _footnotes(grouped))
+
+
+def _competes(run: Results) -> bool:
+    """Whether a run may win a column: bounds and methods that store images of the past may not."""
+    return not run["replay_images"] and "bound" not in run["notes"]
 
 
 def _named(method: str, runs: Sequence[Results]) -> str:
@@ -118,9 +123,11 @@ def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
     """How many seeds stand behind the numbers, and who may win a column."""
     counts = sorted({len(runs) for runs in grouped.values()})
     seeds = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds" if counts[-1] > 1 else "one seed"
-    if not any(runs[0]["replay_images"] for runs in grouped.values()):
-        return (f"{seeds}; the best is marked",)
-    return (f"{seeds}; the best is marked among methods without [n]", "[n]: stores n images of the past")
+    first = [runs[0] for runs in grouped.values()]
+    stores = ("[n]: stores n images of the past",) if any(run["replay_images"] for run in first) else ()
+    if all(map(_competes, first)) or not any(map(_competes, first)):
+        return (f"{seeds}; the best is marked", *stores)
+    return (f"{seeds}; the best is marked, bounds and methods that store images apart", *stores)
 
 
 def _spread(values: Sequence[float | None], digits: int = 1, signed: bool = False) -> Cell:

@@ -58,8 +58,9 @@ class Local(Method):
         return Untouched(state)
 
     def facts(self) -> dict[str, Any]:
-        """How it is tested."""
-        return {"tested": "each client of the round on the classes it knows, then the mean"}
+        """That this is no federation, and how it is tested."""
+        tested = "each client of the round on the classes it knows, then the mean"
+        return {"bound": "lower: every client alone", "tested": tested}
 
 
 class Alone(LocalObjective):

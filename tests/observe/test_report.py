@@ -56,7 +56,7 @@ def test_the_pages_load_nothing_and_run_nothing(page, comparison) -> None:
 def test_the_page_of_a_comparison_has_tables_in_every_format(comparison) -> None:
     shape = Shape(comparison.read_text())
     assert shape.tags["figure"] == 7
-    assert shape.tags["table"] == 11
+    assert shape.tags["table"] == 12
     assert "Three &lt;toy&gt; tasks" in comparison.read_text()
     assert 'class="best"' in comparison.read_text()
     tex, md, csv = ((comparison.parent / f"tables.{kind}").read_text() for kind in ("tex", "md", "csv"))

@@ -43,6 +43,16 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_s
     assert forgetting[min(forgetting, key=lambda name: forgetting[name].value)].best
 
 
+def test_a_bound_wins_nothing(grid) -> None:
+    bound = [{**run, "notes": {"bound": "upper"}} if run["method"] == "fedavg" else run for run in grid]
+    for run in bound:
+        if run["method"] == "fedavg":
+            run["task_aware"]["avg_ts"] = 2000.0
+    summary = tables.of_comparison(bound)[0]
+    assert not cell(summary, "fedavg", "aware @TS").best
+    assert "bounds" in summary.notes[0]
+
+
 def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
     paired = tables.of_comparison(list(reversed(grid)))[1]
     by_key = {(run["method"], run["seed"]): run["class_agnostic"]["avg_fin"] for run in grid}
