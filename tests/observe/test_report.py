@@ -60,8 +60,8 @@ def test_the_page_of_a_comparison_has_tables_in_every_format(comparison) -> None
     assert "Three &lt;toy&gt; tasks" in comparison.read_text()
     assert 'class="best"' in comparison.read_text()
     tex, md, csv = ((comparison.parent / f"tables.{kind}").read_text() for kind in ("tex", "md", "csv"))
-    assert tex.count(r"\begin{tabular}") == len(re.findall(r"^\| ---", md, re.M)) == 10
-    assert len({line.rsplit(",", 4)[0] for line in csv.splitlines()[1:]}) == 10
+    assert tex.count(r"\begin{tabular}") == len(re.findall(r"^\| ---", md, re.M)) == 11
+    assert len({line.rsplit(",", 4)[0] for line in csv.splitlines()[1:]}) == 11
 
 
 def test_writing_twice_gives_the_same_page(page) -> None:
