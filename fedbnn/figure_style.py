@@ -73,8 +73,9 @@ def line_style(place: int) -> dict[str, Any]:
 
 
 def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
-    """A y axis in percent, from 0 to a little above the highest value in it."""
-    highest = float(axes.dataLim.y1) if axes.has_data() else 100.0
+    """A y axis in percent, from 0 to a little above the highest value in it and in those that share it."""
+    together = axes.get_shared_y_axes().get_siblings(axes)
+    highest = max((float(one.dataLim.y1) for one in together if one.has_data()), default=100.0)
     axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, min(102.0, max(10.0, 1.15 * highest))))
 
 

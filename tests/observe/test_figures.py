@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedbnn import comparison_figures, diagnostics, figure_style, figures
 from fedbnn.results import Facts, results
@@ -103,3 +104,15 @@ def test_an_inline_figure_takes_the_colour_of_the_page_and_needs_no_file(run, li
         assert "currentColor" in text
         assert figure_style.INK not in text
         assert not [link for link in re.findall(r'href="([^"]*)"', text) if not link.startswith(("#", "data:image/png"))]
+
+
+def test_a_percent_axis_ends_above_everything_that_shares_it() -> None:
+    left, right = Figure().subplots(1, 2, sharey=True)
+    for axes, highest in ((left, 40.0), (right, 20.0)):
+        axes.bar([0], [highest])
+        figure_style.percent_axis(axes, "")
+    assert left.get_ylim() == right.get_ylim() == (0, pytest.approx(46))
+    full = Figure().subplots()
+    full.plot([1, 2], [100, 99])
+    figure_style.percent_axis(full, "")
+    assert full.get_ylim() == (0, 102)
