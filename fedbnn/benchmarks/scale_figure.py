@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fedbnn.benchmarks.scale import PARTICIPANTS, REGISTERED
 
@@ -19,7 +20,10 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     )
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     for axes, (mine, across, up, xlabel, ylabel) in zip(figure.subplots(1, 3), panels, strict=True):
-        axes.plot([row[across] for row in mine], [row[up] for row in mine], "o-")
-        axes.set(xscale="log", xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
+        places, heights = [row[across] for row in mine], [row[up] for row in mine]
+        axes.plot(places, heights, "o-")
+        axes.set(xscale="log", xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.2 * max(heights, default=1)))
+        axes.set_xticks(places, [f"{place:,}" for place in places])
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
     return figure
