@@ -1,5 +1,6 @@
 """What the client modules share: the optimiser, the guard against a loss that is no number, and a stopwatch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
@@ -25,7 +26,7 @@ class Clip:
     algorithm: str | None = None
 
 
-class ClientModule(pl.LightningModule):
+class ClientModule(pl.LightningModule, ABC):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
 
     It optimises by hand: a few batches come at a time, and nothing of Lightning runs between their steps.
@@ -60,9 +61,9 @@ class ClientModule(pl.LightningModule):
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
 
+    @abstractmethod
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch."""
-        raise NotImplementedError
 
     def training_step(self, batches: list[Batch], batch_idx: int) -> None:
         """A step for each batch that was gathered."""

@@ -68,7 +68,7 @@ def known() -> list[dict]:
 
 
 def write_table(entries: list[dict]) -> None:
-    """results/tuning.md: one line per trial."""
+    """results/tuning_table.md: one line per trial, in the order in which they were found."""
     regimes = "aware TS / Fin | agnostic TS / Fin"
     heads = f"| config | trial | settings | linear: {regimes} | gaussian: {regimes} | s |"
     lines = [heads, "|---|---|---|---|---|---|---|---|"]
