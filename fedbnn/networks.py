@@ -21,6 +21,16 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(max(1, channels // 8), channels)
 
 
+class MaxPool(nn.MaxPool2d):
+    """Max pooling. Without gradients all channels of a pixel lie together: the same numbers, several times faster on a CPU."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The largest value of every window."""
+        if not torch.is_inference_mode_enabled():
+            return super().forward(images)
+        return super().forward(images.contiguous(memory_format=torch.channels_last)).contiguous()
+
+
 class MLP(nn.Module):
     """Flattened pixels through fully connected ReLU layers."""
 
@@ -47,8 +57,8 @@ class LeNet(nn.Module):
         if min(rest) < 1:
             raise ConfigError(f"lenet needs images of at least 16x16, not {height}x{breadth}", "network.name", "use mlp")
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(channels, 6, 5), nn.ReLU(), MaxPool(2),
+            nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(2),
             nn.Flatten(), nn.Linear(16 * rest[0] * rest[1], width), nn.ReLU(),
         )  # fmt: skip
         self.width = width
@@ -96,7 +106,7 @@ class PaperResNet(nn.Module):
     def __init__(self, image_shape: Shape, blocks_per_stage: int = 1, norm: Norm = "batch") -> None:
         super().__init__()
         stem = nn.Conv2d(image_shape[0], 64, 7, 4, 1, bias=False)
-        self.stem = nn.Sequential(stem, _norm(norm, 64), nn.ReLU(), nn.MaxPool2d(3, 1, 1))
+        self.stem = nn.Sequential(stem, _norm(norm, 64), nn.ReLU(), MaxPool(3, 1, 1))
         self.stages = _stages(blocks_per_stage, norm, shortcut_kernel=3, last_relu=False)
         sides = [_paper_side(side) for side in image_shape[1:]]
         if min(sides) < 1:

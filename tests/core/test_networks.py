@@ -6,7 +6,7 @@ from torch import nn
 
 from fedbnn.errors import ConfigError
 from fedbnn.layout import Layout, layout_of
-from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, PaperResNet
+from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, MaxPool, PaperResNet
 
 COUNTS = {"mlp": 317_400, "lenet": 83_072, "paper_resnet": 6_795_048, "cifar_resnet18": 11_168_832}
 WIDTHS = {"mlp": 100, "lenet": 200, "paper_resnet": 1000, "cifar_resnet18": 512}
@@ -59,6 +59,14 @@ def test_the_paper_network_is_the_table() -> None:
     shortcuts = [stage.shortcut[0].kernel_size for stage in network.stages if not isinstance(stage.shortcut, nn.Identity)]
     assert shortcuts == [(3, 3)] * 3
     assert all(isinstance(stage.last, nn.Identity) for stage in network.stages)
+
+
+@pytest.mark.parametrize(("window", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1)])
+def test_pooling_without_gradients_gives_the_same_bits_in_the_same_order(window: int, stride: int, padding: int) -> None:
+    pool, images = MaxPool(window, stride, padding), torch.randn(5, 6, 11, 11)
+    with torch.inference_mode():
+        quick = pool(images)
+    assert torch.equal(quick, pool(images)) and quick.is_contiguous()
 
 
 def test_logits_are_not_probabilities() -> None:
