@@ -1,7 +1,7 @@
 """The Bayesian neural network in Pyro: one flat latent site, a mean-field guide, an ELBO with the closed-form KL.
 
     w ~ N(loc_0, scale_0^2)              the prior: last round's posterior, one location and scale per weight
-    y ~ Categorical(softmax(f(x; w)))    the likelihood
+    y ~ Categorical(softmax(f(x; w)))    the likelihood; perhaps times a prior on the function (`fedbnn.function_prior`)
 
 The vector `w` holds the latent weights of the trunk, then the rows of the classifier (weights and bias, row by
 row). Prior and guide live as long as the process: `BayesianModel.swap` puts the prior of the next client in place.
@@ -22,6 +22,7 @@ from torch.distributions import constraints
 from torch.func import functional_call
 
 from fedbnn import flipout
+from fedbnn.function_prior import FunctionPrior
 from fedbnn.layout import Layout
 from fedbnn.mean_field import Draw, WeightedKL
 from fedbnn.networks import Classifier
@@ -53,12 +54,22 @@ def kl_by_weight(posterior: Weights, prior: Weights) -> Tensor:
     return 0.5 * (torch.expm1(twice) - twice + ((posterior.loc - prior.loc) / prior.scale).square())
 
 
+class FeatureClassifier(Classifier):
+    """A classifier that shows its features too."""
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Features and logits of a batch."""
+        features = self.trunk(images)
+        return features, self.head(features)
+
+
 class BayesianModel(PyroModule):
     """p(y | x, w) p(w) over one flat site, for any trunk of the project."""
 
-    def __init__(self, trunk: nn.Module, layout: Layout, use_flipout: bool = False) -> None:
+    def __init__(self, trunk: nn.Module, layout: Layout, use_flipout: bool = False, function_prior: float = 0.0) -> None:
         super().__init__()
-        self.network = Classifier(trunk, 1)
+        self.function_prior = FunctionPrior(trunk, layout, function_prior) if function_prior else None
+        self.network = FeatureClassifier(trunk, 1)
         if use_flipout:
             flipout.prepare(self.network)
         self.layout, self.features = layout, int(trunk.width)  # type: ignore[arg-type]
@@ -73,6 +84,11 @@ class BayesianModel(PyroModule):
         points = {f"trunk.{slot.name}" for slot in self.layout.slots if slot.start >= self.layout.latent}
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(name in points)
+
+    def points(self) -> list[nn.Parameter]:
+        """What is trained beside the posterior: points of the network, and the map of the function prior."""
+        reader = [] if self.function_prior is None else list(self.function_prior.reader.parameters())
+        return [parameter for parameter in self.network.parameters() if parameter.requires_grad] + reader
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Make N(loc, scale^2) the prior. The tensors are copied: nothing outside shares their memory."""
@@ -92,19 +108,25 @@ class BayesianModel(PyroModule):
         trunk = {f"trunk.{name}": view for name, view in self.layout.views(body).items()}
         return {**trunk, "head.weight": rows[:, :-1], "head.bias": rows[:, -1]}
 
-    def logits(self, flat: Tensor, images: Tensor) -> Tensor:
-        """f(x; w); with flipout each image sees its own perturbation around `centre`."""
+    def outputs(self, flat: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and f(x; w); with flipout each image sees its own perturbation around `centre`."""
         parameters: Mapping[str, Tensor] = self.by_name(flat)
         if self.centre is not None:
             parameters = {**parameters, **flipout.centres(self.by_name(self.centre), self.network)}
-        logits: Tensor = functional_call(self.network, dict(parameters), (images,), tie_weights=False)
-        return logits
+        found: tuple[Tensor, Tensor] = functional_call(self.network, dict(parameters), (images,), tie_weights=False)
+        return found
+
+    def logits(self, flat: Tensor, images: Tensor) -> Tensor:
+        """f(x; w)."""
+        return self.outputs(flat, images)[1]
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Draw w from the prior and the labels from the likelihood."""
         flat = pyro.sample(SITE, self.prior().to_event(1))
-        logits = self.logits(flat, images)
+        features, logits = self.outputs(flat, images)
         pyro.sample("labels", dist.Categorical(logits=logits, validate_args=False).to_event(1), obs=labels)
+        if self.function_prior is not None:
+            pyro.factor("function", self.function_prior.log_density(images, features))
         return logits
 
 

@@ -26,9 +26,10 @@ class MaxPool(nn.MaxPool2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """The largest value of every window."""
-        if not torch.is_inference_mode_enabled():
-            return super().forward(images)
-        return super().forward(images.contiguous(memory_format=torch.channels_last)).contiguous()
+        if torch.is_inference_mode_enabled():
+            images = images.contiguous(memory_format=torch.channels_last)
+        pooled: Tensor = super().forward(images)
+        return pooled.contiguous()
 
 
 class MLP(nn.Module):

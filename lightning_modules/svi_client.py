@@ -42,10 +42,9 @@ class SVIClient(ClientModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Means (and weights that stay points) at the learning rate, log scales at a multiple of it."""
+        """Means (and what stays a point) at the learning rate, log scales at a multiple of it."""
         lr = self.method.lr or self.local.lr
-        guide = self.elbo.guide
-        points = [parameter for parameter in self.elbo.model.network.parameters() if parameter.requires_grad]
+        guide, points = self.elbo.guide, self.elbo.model.points()
         groups = [{"params": [guide.loc, *points]}, {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}]
         return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
 

@@ -24,7 +24,7 @@ class PosteriorFit:
     def __init__(self, trunk: nn.Module, layout: Layout, method: FedBNN, image_shape: tuple[int, int, int]) -> None:
         self.layout, self.method, self.trunk = layout, method, trunk
         with forked(0):  # made when the first client of a process comes, it must not use up that client's draws
-            self.model = BayesianModel(trunk, layout, method.flipout)
+            self.model = BayesianModel(trunk, layout, method.flipout, method.function_prior)
             self.guide = guide_for(self.model, image_shape)
 
     def fit(self, assignment: Assignment, local: LocalTraining, fitter: Fitter) -> Outcome:
@@ -39,6 +39,8 @@ class PosteriorFit:
         totals = (assignment.order.total, dict(assignment.order.class_totals))
         weights = kl_weights(self.method, len(state["trunk.scale"]), int(self.trunk.width), _padded(counts, assembly), totals)
         self.model.free_points()
+        if self.model.function_prior is not None:
+            self.model.function_prior.swap(state["trunk"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, local)
         fitter.fit(client, images, local.epochs)
         return self._outcome(start, assembly, assignment, warm + client.inner)

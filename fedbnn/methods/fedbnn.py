@@ -1,6 +1,7 @@
 """FedBNN (Yao et al., 2024), with our rulings where the paper is silent.
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N          history-aware local inference, q_0 = last posterior
+             + lambda |f + V f + b - f_0|^2 / E |f_0|^2        with `function_prior`: its features stay readable
     factor   l_k = q_k / q_0                                   likelihood extraction, in natural parameters
     server   q = q_0 * prod_k l_k                              global knowledge integration; q is the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -9,8 +10,8 @@ The first `r_init` rounds are FedAvg on the same network (SNN initialisation); t
 the initial ones. Four folds, with L_k, e_k the natural parameters of client k and w_k = n_k / N (n_kc / N_c for the
 row of class c):
 
-    scaled    L = sum w_k L_k,                e = sum w_k e_k     each client scales its likelihood to the round
-    product   L = L_0 + rho sum (L_k - L_0),  e likewise          the paper's equation, with damping rho
+    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise        each client scales its likelihood to the round
+    product   L = L_0 + p sum (L_k - L_0),      e likewise        the paper's equation, with p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
     mean      m = sum w_k m_k,  log s = sum w_k log s_k
 
@@ -42,7 +43,7 @@ class FedBNN(Method):
 
     Args:
         fold_by: how factors become the next posterior.
-        damping: factors are raised to this power before `product` multiplies them.
+        power: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1 the server goes further.
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number of `weights`.
         forgetting: gamma in (0, 1]; 1 never forgets.
@@ -50,6 +51,7 @@ class FedBNN(Method):
         scale_constant: one initial scale for all weights.
         scale_lr: learning rate of the log scales, as a multiple of that of the means.
         mc_samples: draws of the weights per step.
+        function_prior: lambda, how strongly features of the last posterior must stay readable from the new ones.
         flipout: decorrelate the draw over the images of a batch.
         r_init: rounds of FedAvg before the conversion.
         bayes_norm: whether scale and shift of norm layers have a posterior too.
@@ -58,7 +60,7 @@ class FedBNN(Method):
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
     fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
-    damping: float = 1.0
+    power: float = 1.0
     temperature: float = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
     forgetting: float = 1.0
@@ -66,16 +68,20 @@ class FedBNN(Method):
     scale_constant: bool = False
     scale_lr: float = 20.0
     mc_samples: int = 1
+    function_prior: float = 0.0
     flipout: bool = False
     r_init: int = 3
     bayes_norm: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.forgetting <= 1 or not 0 < self.damping <= 1:
-            raise ConfigError("forgetting and damping must be in (0, 1]", "method")
-        if min(self.scale_gain, self.scale_lr) <= 0 or self.temperature < 0 or self.mc_samples < 1 or self.r_init < 0:
-            fix = "scale_gain and scale_lr above 0, temperature and r_init not below 0, mc_samples at least 1"
+        if not 0 < self.forgetting <= 1 or self.power <= 0:
+            raise ConfigError("forgetting must be in (0, 1], and power above 0", "method")
+        if self.power != 1 and self.fold_by not in ("scaled", "product"):
+            raise ConfigError(f"{self.fold_by} has no factors to raise to a power", "method.power", "1, or fold_by scaled")
+        none_below = (self.temperature, self.function_prior, self.r_init)
+        if min(self.scale_gain, self.scale_lr) <= 0 or min(none_below) < 0 or self.mc_samples < 1:
+            fix = "scale_gain and scale_lr above 0; temperature, function_prior, r_init not below 0; mc_samples at least 1"
             raise ConfigError("a setting is out of range", "method", fix)
 
     @property
@@ -114,7 +120,7 @@ class FedBNN(Method):
         """FedAvg's fold in the first rounds, then the one chosen."""
         if not state.bayesian:
             return folds.PointFold(state)
-        return PosteriorFold(state, FOLDS[self.fold_by](self.damping))
+        return PosteriorFold(state, FOLDS[self.fold_by](self.power))
 
     def settle(self, before: State, state: State, layout: Layout) -> State:
         """L <- L_init + gamma (L - L_init), with the mean kept; rows that nobody trained this round stay as they are."""

@@ -33,11 +33,19 @@ class Rule(Protocol):
         ...
 
 
+def lifted(prior: Gaussian, posterior: Gaussian, floor: float = 0.1) -> Moments:
+    """Location and scale of a posterior; precisions below `floor` times the prior's are lifted there, and counted in the log."""
+    least = floor * prior.precision
+    LOG.info("%d of %d precisions lifted to the floor", int((posterior.precision < least).sum()), least.numel())
+    kept = posterior.positive(least, prior.loc)
+    return kept.loc, kept.scale
+
+
 @dataclass(frozen=True)
 class Scaled:
-    """L = sum w_k L_k, e = sum w_k e_k."""
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did."""
 
-    damping: float = 1.0
+    power: float = 1.0
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """The factor itself: sum w_k L_k = L_0 + sum w_k dL_k."""
@@ -48,40 +56,36 @@ class Scaled:
         return share
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times the weighted geometric mean of the factors."""
-        folded = prior * Gaussian(first / total, second / total)
-        return folded.loc, folded.scale
+        """q_0 times a power of the weighted geometric mean of the factors; up to 1 it is a density by itself."""
+        folded = prior * Gaussian(first / total, second / total) ** self.power
+        return lifted(prior, folded) if self.power > 1 else (folded.loc, folded.scale)
 
 
 @dataclass(frozen=True)
 class Product:
-    """L = L_0 + rho sum dL_k, e likewise; a precision that would fall below a tenth of the prior's is lifted there."""
+    """L = L_0 + p sum dL_k, e likewise."""
 
-    damping: float = 1.0
-    floor: float = 0.1
+    power: float = 1.0
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
-        """The damped factor."""
-        damped = factor**self.damping
-        return damped.precision, damped.info
+        """The factor to the power p."""
+        powered = factor**self.power
+        return powered.precision, powered.info
 
     def weight(self, share: Tensor) -> Tensor:
         """Every client with images counts once: its factor already knows how many it saw."""
         return (share > 0).to(share.dtype)
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times the product of the damped factors; how many weights had to be lifted goes to the log."""
-        product, floor = prior * Gaussian(first, second), self.floor * prior.precision
-        LOG.info("product: %d of %d precisions lifted to the floor", int((product.precision < floor).sum()), floor.numel())
-        folded = product.positive(floor, prior.loc)
-        return folded.loc, folded.scale
+        """q_0 times the product of the factors."""
+        return lifted(prior, prior * Gaussian(first, second))
 
 
 @dataclass(frozen=True)
 class MatchMoments:
     """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
 
-    damping: float = 1.0
+    power: float = 1.0
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """First and second moment about the prior mean, where the subtraction loses nothing."""
@@ -103,7 +107,7 @@ class MatchMoments:
 class MeanOfParameters:
     """m = sum w_k m_k, log s = sum w_k log s_k."""
 
-    damping: float = 1.0
+    power: float = 1.0
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """Mean and logarithm of the scale."""

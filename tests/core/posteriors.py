@@ -46,8 +46,8 @@ def random_update(state: State, counts: Mapping[str, int], client: int) -> Updat
     return update(state, moments(source, 5), moments(source, len(counts), 3), counts, client, float(client))
 
 
-def folded(state: State, updates: list[Update], rule: str = "scaled", damping: float = 1.0, trust: float = 1.0) -> State:
-    fold = PosteriorFold(state, FOLDS[rule](damping))
+def folded(state: State, updates: list[Update], rule: str = "scaled", power: float = 1.0, trust: float = 1.0) -> State:
+    fold = PosteriorFold(state, FOLDS[rule](power))
     for one in updates:
         fold.add(one, trust)
     return fold.close()

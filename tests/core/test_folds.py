@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbnn.errors import ConfigError
 from fedbnn.gaussian import Gaussian
 from fedbnn.messages import Update
+from fedbnn.methods import FedBNN
 from fedbnn.state import State
 from tests.core.posteriors import COUNTS, assert_same, folded, moments, prior_state, random_update, update
 
@@ -52,11 +54,38 @@ def test_the_product_is_the_pooled_posterior() -> None:
     torch.testing.assert_close(found["trunk.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
 
 
-def test_damping_by_the_number_of_equal_clients_is_the_mean_of_natural_parameters() -> None:
+def test_a_power_of_one_over_the_number_of_equal_clients_is_the_mean_of_natural_parameters() -> None:
     state, counts = prior_state(), {"a": 2, "b": 2}
     updates = [random_update(state, counts, client) for client in range(4)]
-    assert_same(folded(state, updates, "product", damping=0.25), folded(state, updates, "scaled"))
+    assert_same(folded(state, updates, "product", power=0.25), folded(state, updates, "scaled"))
     assert not torch.allclose(folded(state, updates, "product")["trunk"], folded(state, updates, "scaled")["trunk"])
+
+
+@pytest.mark.parametrize("power", [0.5, 1.5, 3.0])
+def test_a_power_of_the_round_is_that_power_of_its_factor(power: float) -> None:
+    """Conjugate clients: q_0 times likelihood ** p, as if every image had been seen p times."""
+    state = prior_state()
+    pooled = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
+    for client in range(len(COUNTS)):
+        pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5) ** power
+    found = folded(state, [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)], "scaled", power=power)
+    torch.testing.assert_close(found["trunk"][:5], pooled.loc, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found["trunk.scale"], pooled.scale, rtol=1e-11, atol=1e-12)
+
+
+def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
+    """The client widened to a third of the precision; three times that would be 1 - 3 * 2/3 = -1 of the prior's."""
+    state = prior_state()
+    wide = update(state, (state["trunk"][:5], state["trunk.scale"] * 3**0.5), moments(torch.Generator(), 1, 3), {"a": 4})
+    found = folded(state, [wide], power=3.0)
+    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"] * 10**0.5)
+    torch.testing.assert_close(found["trunk"][:5], state["trunk"][:5])
+
+
+@pytest.mark.parametrize("fold_by", ["moments", "mean"])
+def test_a_fold_without_factors_refuses_a_power(fold_by: str) -> None:
+    with pytest.raises(ConfigError, match="no factors"):
+        FedBNN(fold_by=fold_by, power=0.5)  # type: ignore[arg-type]
 
 
 def test_moments_are_those_of_the_mixture_in_closed_form_and_by_sampling() -> None:

@@ -66,7 +66,8 @@ def test_pooling_without_gradients_gives_the_same_bits_in_the_same_order(window:
     pool, images = MaxPool(window, stride, padding), torch.randn(5, 6, 11, 11)
     with torch.inference_mode():
         quick = pool(images)
-    assert torch.equal(quick, pool(images)) and quick.is_contiguous()
+    assert torch.equal(quick, pool(images))
+    assert quick.is_contiguous()
 
 
 def test_logits_are_not_probabilities() -> None:

@@ -1,0 +1,135 @@
+"""The prior on the function: nothing where nothing moved, free where a linear map can follow, and a teacher that never learns."""
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+from datamodules import FederatedStream
+from fedbnn.errors import ConfigError
+from fedbnn.function_prior import FunctionPrior
+from fedbnn.layout import layout_of
+from fedbnn.methods import FedBNN
+from fedbnn.model import BayesianModel, ClosedFormELBO, guide_for
+from fedbnn.networks import MLP, NETWORKS
+from tests.core.playing import FAST, Federate, Short, after, sha
+from tests.core.small_models import BATCH, SHAPE
+
+
+def prior_of(trunk: nn.Module, weight: float = 2.0) -> FunctionPrior:
+    layout = layout_of(trunk)
+    prior = FunctionPrior(trunk, layout, weight)
+    prior.swap(*layout.read(trunk))
+    return prior
+
+
+def test_a_trunk_that_did_not_move_costs_nothing() -> None:
+    trunk = MLP(SHAPE, (5,))
+    assert prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0])).item() == 0
+
+
+def test_it_is_the_squared_distance_in_units_of_the_old_features() -> None:
+    trunk = MLP(SHAPE, (5,))
+    old = trunk(BATCH[0]).detach()
+    new = old + torch.randn(6, 5)
+    reference = -2.0 * sum(float((new[i] - old[i]).norm() ** 2) for i in range(6)) / (float(old.norm() ** 2) / 6)
+    assert prior_of(trunk).log_density(BATCH[0], new).item() == pytest.approx(reference, rel=1e-5)
+
+
+def test_twice_the_features_in_both_is_the_same_density() -> None:
+    """Relative to the size of the features: a network that computes in other units has the same prior."""
+    trunk, moved = MLP(SHAPE, (5,)), torch.randn(6, 5)
+    one = prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0]) + moved)
+    last = [module for module in trunk.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        last.weight.mul_(2)
+        last.bias.mul_(2)
+    two = prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0]) + 2 * moved)
+    torch.testing.assert_close(one, two)
+
+
+def test_a_linear_move_of_the_features_is_free_once_the_map_has_followed() -> None:
+    """f = f_0 A + c with A invertible: V = A^-1 - I, b = -c A^-1 read the old features exactly."""
+    trunk = MLP(SHAPE, (5,))
+    prior, old = prior_of(trunk), trunk(BATCH[0]).detach()
+    turn, shift = torch.eye(5) + 0.2 * torch.randn(5, 5), torch.randn(5)
+    back = torch.linalg.inv(turn)
+    with torch.no_grad():
+        prior.reader.weight.copy_((back - torch.eye(5)).T)
+        prior.reader.bias.copy_(-shift @ back)
+    assert prior.log_density(BATCH[0], old @ turn + shift).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_swapping_forgets_the_map_of_the_last_client() -> None:
+    trunk = MLP(SHAPE, (5,))
+    prior = prior_of(trunk)
+    nn.init.normal_(prior.reader.weight)
+    prior.swap(*prior.layout.read(trunk))
+    assert prior.log_density(BATCH[0], trunk(BATCH[0])).item() == 0
+
+
+@pytest.mark.parametrize("name", ["paper_resnet", "cifar_resnet18"])
+def test_the_teacher_stays_in_eval_mode_and_keeps_its_statistics(name: str) -> None:
+    trunk = NETWORKS[name]((3, 16, 16))
+    prior = prior_of(trunk)
+    model = nn.Sequential(prior).train()
+    assert not any(module.training for module in prior.teacher.modules())
+    before = prior.layout.read(prior.teacher)
+    prior.log_density(torch.randn(4, 3, 16, 16), torch.randn(4, int(trunk.width))).backward()
+    assert all(torch.equal(*pair) for pair in zip(before, prior.layout.read(prior.teacher), strict=True))
+    assert {name for name, one in model.named_parameters() if one.grad is not None} == {"0.reader.weight", "0.reader.bias"}
+
+
+def bayesian(weight: float) -> tuple[BayesianModel, Tensor]:
+    torch.manual_seed(0)
+    trunk = MLP(SHAPE, (5,))
+    model = BayesianModel(trunk, layout_of(trunk), function_prior=weight)
+    if model.function_prior is not None:
+        model.function_prior.swap(*model.layout.read(trunk))
+    loc = torch.cat([model.layout.read(trunk)[0], torch.zeros(3 * 6)])
+    return model, loc
+
+
+def test_the_elbo_counts_it_once_an_image() -> None:
+    """The loss with the prior is the loss without it, minus the mean log density under the same draw."""
+    losses = {}
+    for weight in (0.0, 3.0):
+        model, loc = bayesian(weight)
+        guide = guide_for(model, SHAPE)
+        scale = torch.full_like(loc, 0.3)
+        model.swap(loc, scale)
+        guide.swap(loc, scale)
+        pyro.set_rng_seed(1)
+        losses[weight] = ClosedFormELBO().differentiable_loss(model, guide, *BATCH).item()
+        pyro.set_rng_seed(1)
+        flat = guide.posterior().rsample()
+    features = model.outputs(flat, BATCH[0])[0]
+    assert model.function_prior is not None
+    extra = -model.function_prior.log_density(BATCH[0], features).item() / 6
+    assert extra > 0.01
+    assert losses[3.0] - losses[0.0] == pytest.approx(extra, rel=1e-4)
+
+
+def test_a_stronger_prior_on_the_function_keeps_features_closer(federate: Federate, digits: FederatedStream) -> None:
+    stream, moved = Short(digits, 2), []
+    images = next(iter(digits.test(0).batches(50)))[0]
+    for weight in (0.0, 30.0):
+        states = [after(*federate(FedBNN(r_init=1, function_prior=weight), local=FAST, stream=Short(stream, n))) for n in (1, 2)]
+        trunk, seen = MLP(digits.image_shape, (16,)), []
+        for state in states:
+            layout_of(trunk).write(trunk, state["trunk"], state["buffers"])
+            seen.append(trunk(images).detach())
+        moved.append(float((seen[1] - seen[0]).norm() / seen[0].norm()))
+    assert moved[1] < 0.8 * moved[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"flipout": True, "mc_samples": 2}, {"bayes_norm": False}, {"power": 1.5}])
+def test_rounds_with_it_are_reproducible(federate: Federate, digits: FederatedStream, options: dict[str, float]) -> None:
+    method = FedBNN(r_init=0, function_prior=1.0, **options)  # type: ignore[arg-type]
+    first, second = (sha(after(*federate(method, local=FAST, stream=Short(digits, 1)))) for _ in range(2))
+    assert first == second
+
+
+def test_a_negative_weight_is_refused() -> None:
+    with pytest.raises(ConfigError, match="out of range"):
+        FedBNN(function_prior=-1.0)
