@@ -20,6 +20,8 @@ rows are about equally long, and their precisions too. For each of these tensors
 
     v_k = max_c l_kc / median_j median_c l_jc        how long its longest row is, measured by a typical one
     trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
+
+Clients with a single class are measured but measure nobody: one row alone wins every softmax and learns nothing.
 """
 
 import math
@@ -112,7 +114,7 @@ def row_ratio(lengths: Mapping[int, Mapping[str, Sequence[float]]], moved: Seque
     """The largest v_k of a client over its row tensors, and which one it is; 0 with fewer than two to compare it with."""
     found, others = [(0.0, "")], [lengths[other] for other in moved if other != client and other in lengths]
     for name, own in lengths.get(client, {}).items():
-        usual = [_median(theirs[name]) for theirs in others if name in theirs]
+        usual = [_median(theirs[name]) for theirs in others if len(theirs.get(name, ())) > 1]
         if len(usual) >= 2 and _median(usual):
             found.append((max(own) / _median(usual), name))
     return max(found)

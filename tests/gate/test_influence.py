@@ -105,11 +105,18 @@ def test_the_pull_of_one_client_never_exceeds_the_cap(pull: float, cap: float) -
 
 
 def test_rows_are_measured_by_a_typical_row_of_a_typical_other() -> None:
-    lengths = {0: {"rows": [1.0, 3.0]}, 1: {"rows": [2.0]}, 2: {"rows": [2.0, 2.0, 100.0]}, 3: {"rows": [8.0], "other": [1.0]}}
+    lengths = {0: {"rows": [1.0, 3.0]}, 1: {"rows": [2.0, 2.0]}, 2: {"rows": [2.0, 2.0, 100.0]}, 3: {"rows": [8.0, 8.0], "other": [1.0]}}
     assert row_ratio(lengths, [0, 1, 2, 3], 3) == (4.0, "rows")
     assert row_ratio(lengths, [0, 1, 2, 3], 2) == (50.0, "rows")
     assert row_ratio(lengths, [3, 1], 3) == (0.0, "")
     assert row_ratio(lengths, [0, 1, 2], 7) == (0.0, "")
+
+
+def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
+    lengths = {k: {"rows.precision": [1e-4]} for k in range(3)} | {k: {"rows.precision": [2.0, 3.0]} for k in (3, 4, 5)}
+    everybody = list(lengths)
+    assert [row_ratio(lengths, everybody, client)[0] for client in (3, 4, 5)] == [1.5] * 3
+    assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0) == (50.0, "rows.precision")
 
 
 def test_only_row_tensors_are_measured() -> None:
