@@ -105,7 +105,8 @@ def test_the_pull_of_one_client_never_exceeds_the_cap(pull: float, cap: float) -
 
 
 def test_rows_are_measured_by_a_typical_row_of_a_typical_other() -> None:
-    lengths = {0: {"rows": [1.0, 3.0]}, 1: {"rows": [2.0, 2.0]}, 2: {"rows": [2.0, 2.0, 100.0]}, 3: {"rows": [8.0, 8.0], "other": [1.0]}}
+    lengths = {0: {"rows": [1.0, 3.0]}, 1: {"rows": [2.0, 2.0]}, 2: {"rows": [2.0, 2.0, 100.0]}}
+    lengths[3] = {"rows": [8.0, 8.0], "other": [1.0]}
     assert row_ratio(lengths, [0, 1, 2, 3], 3) == (4.0, "rows")
     assert row_ratio(lengths, [0, 1, 2, 3], 2) == (50.0, "rows")
     assert row_ratio(lengths, [3, 1], 3) == (0.0, "")
