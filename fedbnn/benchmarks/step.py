@@ -38,6 +38,7 @@ def _case(network: str, repeats: float) -> list[dict[str, Any]]:
         REFERENCE: _step(*_standard(network), images, labels, fused=False),
         "SNN, fused Adam": _step(*_standard(network), images, labels, fused=True),
         "FedBNN (Pyro)": _step(*_bayesian(network), images, labels, fused=True),
+        "FedBNN, function prior": _step(*_bayesian(network, function_prior=1.0), images, labels, fused=True),
     }
     if importlib.util.find_spec("torchbnn"):
         steps["torchbnn"] = _step(*_torchbnn(network), images, labels, fused=False)
@@ -63,15 +64,16 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str) -> tuple[nn.Module, Loss]:
+def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     trunk = NETWORKS[network](IMAGE)
-    model = BayesianModel(trunk, layout_of(trunk))
+    model = BayesianModel(trunk, layout_of(trunk), function_prior=function_prior)
     guide = guide_for(model, IMAGE)
     size = model.layout.latent + CLASSES * (model.features + 1)
     model.swap(0.02 * torch.randn(size), torch.full((size,), 0.01))
     guide.swap(model.loc, model.scale)
-    return guide, ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
+    trained = nn.ModuleList([guide] if model.function_prior is None else [guide, model.function_prior])
+    return trained, ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
 
 
 def _torchbnn(network: str) -> tuple[nn.Module, Loss]:

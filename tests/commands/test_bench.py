@@ -18,7 +18,7 @@ def test_a_step_is_measured_against_the_standard_one(home: Path, monkeypatch: py
     measured = json.loads((home / "deep" / "step.json").read_text())
     ratios = {row["name"]: row["ratio"] for row in measured["rows"]}
     assert ratios[step.REFERENCE] == 1.0
-    assert ratios.keys() >= {"SNN, fused Adam", "FedBNN (Pyro)"}
+    assert ratios.keys() >= {"SNN, fused Adam", "FedBNN (Pyro)", "FedBNN, function prior"}
     assert all(ratio > 0 for ratio in ratios.values())
     assert measured["environment"]["packages"]["torch"]
     assert all(low <= row["median_ms"] <= high for row in measured["rows"] for low, high in [row["quartiles_ms"]])
