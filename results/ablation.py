@@ -1,0 +1,100 @@
+"""The ablation of results/ablation.md: FedBNN with one factor changed at a time, three seeds, by `fedbnn compare --sweep`.
+
+    python results/ablation.py --data_dir data --jobs 2 --out runs/ablation
+
+Stopping and starting again continues. It ends with results/ablation_table.md: both heads are read off every run, so the
+head is a column, not a row.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+HERE = Path(__file__).resolve().parent
+CONFIG = HERE.parent / "conf/cifar100_ci_fast.yaml"
+BASE = ("defaults", "", ())
+FACTORS = (
+    ("server step", "method.power=1", ()),
+    ("function prior", "method.function_prior=0", ()),
+    ("both of these off", "method.power=1", ("method.function_prior=0",)),
+    ("fold", "method.fold_by=moments,mean", ("method.power=1",)),
+    ("fold", "method.fold_by=product", ("method.power=0.2",)),
+    ("temperature", "method.temperature=3e-5,3e-3", ()),
+    ("forgetting", "method.forgetting=0.8", ()),
+    ("drift compensation", "method.head_drift=false", ()),
+    ("SNN initialisation", "method.r_init=0", ()),
+)
+"""What is changed, how it is swept, and what must be set beside it."""
+
+
+def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace) -> Path:
+    """Run one `fedbnn compare`; the directory of its runs."""
+    _, sweep, beside = factor
+    directory: Path = options.out / ("-".join([sweep, *beside]) or "defaults")
+    common = [f"stream.data_dir={options.data_dir}", "track.wandb=off", "evaluate.both_heads=true", *beside]
+    command = [sys.executable, "-m", "fedbnn", "compare", "--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
+    command += ["--seeds", options.seeds, "--jobs", str(options.jobs), *(word for pair in common for word in ("--set", pair))]
+    subprocess.run(command + (["--sweep", sweep] if sweep else []), check=True, cwd=HERE.parent)
+    return directory
+
+
+def lines(factor: tuple[str, str, Sequence[str]], directory: Path, base: dict[int, dict]) -> list[str]:
+    """One line of the table for each value of the factor."""
+    name, sweep, beside = factor
+    key, _, values = sweep.partition("=")
+    return [_line(name, [f"{key}={value}", *beside], found(directory, f"-{value}"), base) for value in values.split(",")]
+
+
+def found(directory: Path, tail: str = "") -> dict[int, dict]:
+    """Results by seed."""
+    runs = [json.loads((run / "results.json").read_text()) for run in directory.glob(f"fedbnn-s[0-9]{tail}")]
+    return {int(run["seed"]): run for run in runs}
+
+
+def _line(name: str, settings: Sequence[str], runs: dict[int, dict], base: dict[int, dict]) -> str:
+    """Averages over seeds, and the difference to the defaults seed by seed."""
+    cells = [f"{_spread([run[regime][when] for run in runs.values()])}" for regime in REGIMES for when in ("avg_ts", "avg_fin")]
+    cells += [_spread([_now(run, regime) for run in runs.values()]) for regime in REGIMES]
+    cells += [_spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES]
+    lost = [run["class_agnostic"]["avg_fin"] - base[seed]["class_agnostic"]["avg_fin"] for seed, run in runs.items()]
+    shown = " ".join(f"`{setting.removeprefix('method.')}`" for setting in settings if setting)
+    return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(lost, '+')} |"
+
+
+REGIMES = ("task_aware", "class_agnostic")
+
+
+def _now(run: dict, regime: str) -> float:
+    """The mean of Focus-on-Now over rounds."""
+    return mean(value for value in run["fon"][regime] if value is not None)
+
+
+def _spread(values: Sequence[float], sign: str = "") -> str:
+    """Mean and standard deviation."""
+    return f"{mean(values):{sign}.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def main() -> None:
+    """Run everything that is not done yet, then write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", default="data", type=Path)
+    parser.add_argument("--out", default=Path("runs/ablation"), type=Path)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    options.out, options.data_dir = options.out.resolve(), options.data_dir.resolve()
+    base = found(compare(BASE, options))
+    table = [_line(BASE[0], (), base, base)]
+    for factor in FACTORS:
+        table += lines(factor, compare(factor, options), base)
+    head = "| changed | to | aware @TS | @Fin | agnostic @TS | @Fin | Focus-on-Now aware | agnostic "
+    head += "| linear rows: aware @Fin | agnostic @Fin | agnostic @Fin, to the defaults |"
+    (HERE / "ablation_table.md").write_text("\n".join([head, "|---" * 11 + "|", *table]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
