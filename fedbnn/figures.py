@@ -230,7 +230,7 @@ def communication(results: Json) -> Figure:
         )
     traffic.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
     traffic.legend()
-    parts = {part: seconds for part, seconds in results["seconds_by_part"].items() if part not in ("round", "inner")}
+    parts = {part: seconds for part, seconds in results["seconds_by_part"].items() if part not in ("round", "inner", "fold")}
     clock.barh(list(parts), list(parts.values()), color=GREEN)
     clock.set(title="Time", xlabel="seconds")
     return figure

@@ -53,13 +53,17 @@ class Federation:
 
 @dataclass
 class Traffic:
-    """What one round cost and who did not count, summed over its exchanges."""
+    """What one round cost and who did not count, summed over its exchanges.
+
+    `seconds` of every exchange by its name (`train`, `statistics`, ...), and of what is inside them: `fold`, and `inner`,
+    which is forward, backward and optimiser on the clients.
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "inner": 0.0, "fold": 0.0})
+    seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
 
 
 def run(federation: Federation, initial: State) -> State:
@@ -164,7 +168,7 @@ class Exchange:
 
 def exchange(federation: Federation, state: State, this: Exchange, privates: Spool, traffic: Traffic) -> tuple[State, Roll]:
     """Send the state down, let the answers through the gate, fold them in client order."""
-    party = this.party
+    start, party = perf_counter(), this.party
     sent = without_places(party.broadcast(state, this.name))
     payload = Order(federation.run, this.round, this.name, sent, *this.totals()).to_bytes()
     call = Call(
@@ -175,7 +179,7 @@ def exchange(federation: Federation, state: State, this: Exchange, privates: Spo
     )  # fmt: skip
     with federation.ledger.spool(this.round, this.name) as spool:
         admission = Admission(federation.gate, call, spool, federation.rejected)
-        _, waited = _timed(lambda: _collect(federation, payload, this, admission, privates, traffic))
+        _collect(federation, payload, this, admission, privates, traffic)
         folded, folding = _timed(lambda: _fold(party, state, this.name, admission))
     for client in set(privates) - set(admission.trust):
         privates.drop(client)
@@ -183,8 +187,8 @@ def exchange(federation: Federation, state: State, this: Exchange, privates: Spo
     traffic.bytes_up += admission.bytes_up
     traffic.failed |= admission.failed
     traffic.refused |= admission.refused
-    traffic.seconds["train"] += waited
     traffic.seconds["fold"] += folding
+    traffic.seconds[this.name] = perf_counter() - start
     return folded, {client: this.roll[client] for client in admission.trust}
 
 

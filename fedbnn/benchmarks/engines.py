@@ -10,6 +10,7 @@ from fedbnn.engines import Engine
 from fedbnn.images import Passes
 from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Reply
+from fedbnn.places import EXCHANGE
 from fedbnn.runner import Plan
 
 
@@ -50,12 +51,15 @@ class _Turns:
 
 def overhead(plan: Plan, local: LocalTraining, lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Median shares of a round's time, evaluation left out: all that is not forward, backward or optimiser; making
-    batches, measured by making them again; and the rest, which is Lightning, assembling, extracting, folding, writing.
+    batches, measured by making them again; the rest, which is Lightning, assembling, extracting, folding, writing; and the
+    exchange of class statistics, forward passes included.
     """
     whole = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
     strict = median(1 - line["seconds"]["inner"] / time for line, time in zip(lines, whole, strict=True))
     data = median(_batches(plan, local, line["round"]) / time for line, time in zip(lines, whole, strict=True))
-    return {"rounds": len(lines), "outside_compute": strict, "making_batches": data, "overhead": strict - data}
+    exchanged = median(line["seconds"].get(EXCHANGE, 0.0) / time for line, time in zip(lines, whole, strict=True))
+    shares = {"outside_compute": strict, "making_batches": data, "overhead": strict - data, "statistics_exchange": exchanged}
+    return {"rounds": len(lines), **shares}
 
 
 def _batches(plan: Plan, local: LocalTraining, number: int) -> float:
