@@ -23,13 +23,14 @@ class Predictor:
     """A state made ready to score images; `classes` are those with a trained row, in the order of the columns."""
 
     def __init__(
-        self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0
-    ) -> None:
+        self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0,
+        rows_weight: float = 0.0,
+    ) -> None:  # fmt: skip
         self.classes = library.trained(state)
         self._rows = state.index(self.classes)
         self._network = Classifier(trunk, len(self.classes)).eval()
         layout.write(trunk, state["trunk"], state["buffers"])
-        self._layout, self._state = layout, state
+        self._layout, self._state, self._rows_weight = layout, state, rows_weight
         self._discriminant = self._places(temperature) if "places.count" in state else None
         self._draws = self._drawn(samples, seed) if state.bayesian and samples else [self._means()]
 
@@ -60,13 +61,19 @@ class Predictor:
             return torch.stack([torch.cat([self._logits(draw, batch) for batch in batches]) for draw in self._draws])
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
-        """Scores of one draw: from the class posteriors where there are any, else from the rows."""
+        """Scores of one draw: from the class posteriors where there are any, else from the rows.
+
+        log p(c | x) = log p(f | c) / temperature + rows_weight * row_c . f + const: the rows may add a second opinion.
+        """
         if self._discriminant is None:
             logits: Tensor = functional_call(self._network, draw, (batch,))
             return logits
         trunk = {name.removeprefix("trunk."): value for name, value in draw.items() if name.startswith("trunk.")}
         features: Tensor = functional_call(self._network.trunk, trunk, (batch,))
-        return self._discriminant.scores(features)
+        scores = self._discriminant.scores(features)
+        if not self._rows_weight:
+            return scores
+        return scores + self._rows_weight * nn.functional.linear(features, draw["head.weight"], draw["head.bias"])
 
     def _places(self, temperature: float) -> Discriminant:
         """The class posteriors of the trained rows."""

@@ -162,8 +162,8 @@ def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
 
 
 def _predictor(plan: Plan, state: State) -> Predictor:
-    seed, temperature = int(plan.config["seed"]), plan.method.head_temperature
-    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, temperature)
+    seed, heads = int(plan.config["seed"]), (plan.card.temperature, plan.card.rows_weight)
+    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, *heads)
 
 
 def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:

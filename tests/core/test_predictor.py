@@ -16,7 +16,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
 from fedbnn.networks import MLP, NETWORKS
-from fedbnn.places import Places
+from fedbnn.places import Places, without_places
 from fedbnn.predictor import Predictor
 from fedbnn.state import State
 
@@ -60,6 +60,17 @@ def test_only_trained_classes_are_predicted_in_the_order_of_the_library() -> Non
     found = predictor(state_of(trunk), trunk, samples=3)
     assert found.classes == ("a", "c")
     assert found.scores(images()).shape == (3, 30, 2)
+
+
+@pytest.mark.parametrize("samples", [0, 3])
+def test_rows_beside_the_class_posteriors_add_their_scores(samples: int) -> None:
+    """The same draws judge: scores of both = scores of the posteriors + weight * scores of the rows."""
+    trunk = MLP(SHAPE, (5,))
+    state = state_of(trunk, places=True)
+    both, posteriors = (predictor(state, trunk, samples=samples, rows_weight=weight).scores(images()) for weight in (0.3, 0.0))
+    rows = predictor(without_places(state), trunk, samples=samples, rows_weight=0.3).scores(images())
+    torch.testing.assert_close(both, posteriors + 0.3 * rows)
+    assert not torch.allclose(both, posteriors)
 
 
 def test_draws_are_made_once_and_serve_every_call_and_batch() -> None:
