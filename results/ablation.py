@@ -18,15 +18,15 @@ HERE = Path(__file__).resolve().parent
 CONFIG = HERE.parent / "conf/cifar100_ci_fast.yaml"
 BASE = ("defaults", "", ())
 FACTORS = (
-    ("server step", "method.power=1", ()),
-    ("function prior", "method.function_prior=0", ()),
-    ("both of these off", "method.power=1", ("method.function_prior=0",)),
-    ("fold", "method.fold_by=moments,mean", ("method.power=1",)),
-    ("fold", "method.fold_by=product", ("method.power=0.2",)),
-    ("temperature", "method.temperature=3e-5,3e-3", ()),
-    ("forgetting", "method.forgetting=0.8", ()),
     ("drift compensation", "method.head_drift=false", ()),
     ("SNN initialisation", "method.r_init=0", ()),
+    ("temperature", "method.temperature=3e-5,3e-3", ()),
+    ("forgetting", "method.forgetting=0.8", ()),
+    ("server step", "method.power=1", ()),
+    ("fold, without server step", "method.fold_by=moments", ("method.power=1",)),
+    ("fold, as large a step", "method.fold_by=product", ("method.power=0.2",)),
+    ("function prior", "method.function_prior=0", ()),
+    ("rows beside the posteriors", "method.head_rows=0", ()),
 )
 """What is changed, how it is swept, and what must be set beside it."""
 
