@@ -42,6 +42,12 @@ def of_comparison(runs: Sequence[Json], diagnostics: Sequence[Json]) -> dict[str
         )
 
 
+def now(runs: Sequence[Json]) -> Figure:
+    """Focus-on-Now by itself, in the style of all figures."""
+    with style():
+        return settled({"now": focus_on_now(runs)})["now"]
+
+
 def focus_on_now(runs: Sequence[Json]) -> Figure:
     """Focus-on-Now accuracy, mean and standard deviation over the seeds, above the schedule of the tasks."""
     figure = canvas(6.4, 6.4)

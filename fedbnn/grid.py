@@ -57,10 +57,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One setting that takes several values, such as `stream.clients_per_round=10,20,40,60`."""
+    """One setting that takes several values, such as `stream.clients_per_round=10,20,40,60`.
+
+    With a `method` it is a setting of that method alone; the others are run once, to compare with.
+    """
 
     key: str
     values: tuple[str, ...]
+    method: str | None = None
+
+    def of(self, cell: Cell) -> str | None:
+        """The value a cell has; None if it is not varied."""
+        return dict(cell.settings).get(self.key) if self.method in (None, cell.method) else None
 
 
 def cells(
@@ -70,12 +78,14 @@ def cells(
 
     A setting `KEY` is for all methods, `METHOD:KEY` for one of them, where it wins.
     """
-    values: Sequence[str | None] = sweep.values if sweep else (None,)
     grid = []
-    for seed, value, method in product(seeds, values, methods):
-        swept = ((sweep.key, value),) if sweep and value is not None else ()
-        tail = f"-{value}" if value is not None else ""
-        grid.append(Cell(method, seed, _own(settings, method) + swept, directory / f"{method}-s{seed}{tail}"))
+    for seed, method in product(seeds, methods):
+        own, name = _own(settings, method), f"{method}-s{seed}"
+        if sweep and sweep.method in (None, method):
+            varied = [((*own, (sweep.key, value)), f"{name}-{value}") for value in sweep.values]
+        else:
+            varied = [(own, name)]
+        grid += [Cell(method, seed, settled, directory / folder) for settled, folder in varied]
     return grid
 
 

@@ -52,7 +52,7 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
     parser.add_argument("--set", type=_pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=SET)
-    parser.add_argument("--sweep", type=_sweep, metavar="KEY=V1,V2,...", help="a setting to vary, with its plot")
+    parser.add_argument("--sweep", type=_sweep, metavar="[METHOD:]KEY=V1,V2,...", help="a setting to vary, with its plot")
     parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
     return parser.parse_args(argv)
 
@@ -66,16 +66,19 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _check_special(options: Namespace) -> None:
     """A setting for one method needs that method."""
-    for key, _ in options.set:
-        method, colon, _rest = key.partition(":")
-        if colon and method not in options.methods:
-            raise ConfigError(f"--set is for {method}, which is not compared", key, "name it in --methods, or leave it out")
+    special = [(key.partition(":")[0], key) for key, _ in options.set if ":" in key]
+    if options.sweep and options.sweep.method:
+        special.append((options.sweep.method, options.sweep.key))
+    for method, key in special:
+        if method not in options.methods:
+            raise ConfigError(f"a setting is for {method}, which is not compared", key, "name it in --methods, or leave it out")
 
 
 def _sweep(text: str) -> Sweep:
-    """The setting to vary, and its values."""
-    key, values = _pair(text)
-    return Sweep(key, tuple(words(values)))
+    """The setting to vary, its values, and perhaps the one method it is for."""
+    name, values = _pair(text)
+    method, _, key = name.rpartition(":")
+    return Sweep(key, tuple(words(values)), method or None)
 
 
 def _rounds(cell: Cell, config: str) -> int:
@@ -94,7 +97,7 @@ def _write(cells: Sequence[Cell], sweep: Sweep | None, directory: Path, title: s
         _together(done, directory, title)
         return
     for value in sweep.values:
-        mine = [cell for cell in done if (sweep.key, value) in cell.settings]
+        mine = [cell for cell in done if sweep.of(cell) in (value, None)]
         _together(mine, directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}")
     _swept(done, sweep, directory)
 
@@ -107,18 +110,18 @@ def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
 
 
 def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
-    """One table with a line per method and value, and a plot over the values where they are numbers."""
-    named = [{**cell.results(), "method": f"{cell.method} {dict(cell.settings)[sweep.key]}"} for cell in cells]
-    if named:
-        made = tables.of_comparison(named)
-        report.write_tables(made, directory)
-        console.show(made[:1], f"tables  {directory / 'tables.md'}")
-    if cells and all(_is_number(value) for value in sweep.values):
-        points = {
-            float(value): [cell.results() for cell in cells if (sweep.key, value) in cell.settings] for value in sweep.values
-        }
-        drawn = comparison_figures.sweep(sweep.key, {value: runs for value, runs in points.items() if runs})
-        figure_style.save({"sweep": drawn}, directory / "figures")
+    """One table and one figure with a line per method and value, and a plot over the values where they are numbers."""
+    if not cells:
+        return
+    named = [{**cell.results(), "method": f"{cell.method} {sweep.of(cell) or ''}".strip()} for cell in cells]
+    made = tables.of_comparison(named)
+    report.write_tables(made, directory)
+    console.show(made[:1], f"tables  {directory / 'tables.md'}")
+    figures = {"focus_on_now": comparison_figures.now(named)}
+    if all(_is_number(value) for value in sweep.values):
+        points = {float(value): [cell.results() for cell in cells if sweep.of(cell) in (value, None)] for value in sweep.values}
+        figures["sweep"] = comparison_figures.sweep(sweep.key, {value: runs for value, runs in points.items() if runs})
+    figure_style.save(figures, directory / "figures")
 
 
 def _is_number(text: str) -> bool:

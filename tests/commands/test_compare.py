@@ -88,11 +88,22 @@ def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_sweep_over_words_has_the_table_and_no_plot(home: Path, stand_ins: list[str]) -> None:
+def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(home: Path, stand_ins: list[str]) -> None:
     swept = ("--sweep", "stream.partition=iid,dirichlet", "--methods", "fedavg", "--seeds", "0", "--out", "sweep")
     assert fedbnn("compare", "--config", "tiny.yaml", *swept, "--set", "client.lr=0.01") == 0
     assert all(f"fedavg {value}" in (home / "sweep" / "tables.md").read_text() for value in ("iid", "dirichlet"))
-    assert not (home / "sweep" / "figures").exists()
+    assert [path.name for path in (home / "sweep" / "figures").iterdir()] == ["focus_on_now.png"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(home: Path, stand_ins: list[str]) -> None:
+    swept = ("--sweep", "fedbnn:method.r_init=0,3", "--methods", "fedbnn,fedavg", "--seeds", "0", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    runs = sorted(path.parent.name for path in (home / "sweep").glob("*/results.json"))
+    assert runs == ["fedavg-s0", "fedbnn-s0-0", "fedbnn-s0-3"]
+    table = (home / "sweep" / "tables.md").read_text()
+    assert all(name in table for name in ("fedbnn 0", "fedbnn 3", "fedavg |"))
+    assert "fedavg" in (home / "sweep" / "method.r_init=3" / "tables.md").read_text()
 
 
 def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
@@ -109,7 +120,8 @@ WRONG = {
     ("--jobs", "0"): "argument --jobs: expected a whole number above 0, got '0'",
     ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
     ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
-    ("--set", "ewc:client.lr=1"): "--set is for ewc, which is not compared",
+    ("--set", "ewc:client.lr=1"): "a setting is for ewc, which is not compared",
+    ("--sweep", "ewc:client.lr=1,2"): "a setting is for ewc, which is not compared",
     ("--set", "fedavg:client.lrr=1"): "did you mean 'client.lr'?",
     ("--sweep", "client.lr="): "argument --sweep: expected at least one word",
     ("--sweep", "client.lr=0.1,much"): "client.lr: expected float, got 'much'",
