@@ -5,7 +5,8 @@ With f_0 the features under the prior mean and f those under a draw of the weigh
     log p(f_0 | f) = -lambda |f + V f + b - f_0|^2 / E |f_0|^2
 
 V and b begin at 0 on every client and are fitted with the weights: features may turn and grow, which the server
-follows (`fedbnn.places`), but nothing that earlier classes need is lost from them.
+follows (`fedbnn.places`), but nothing that earlier classes need is lost from them. The teacher is in eval mode: with
+batch norm its features differ a little from those of an unmoved trunk in training, and V and b have to bridge that too.
 """
 
 from copy import deepcopy
@@ -26,6 +27,7 @@ class FunctionPrior(nn.Module):
         self.layout, self.weight = layout, weight
         self.outside = (deepcopy(trunk).requires_grad_(False).eval(),)  # in a tuple it is no submodule: nobody can train it
         self.reader = nn.Linear(int(trunk.width), int(trunk.width))  # type: ignore[arg-type]
+        self.swap(*layout.read(trunk))
 
     @property
     def teacher(self) -> nn.Module:
@@ -42,7 +44,7 @@ class FunctionPrior(nn.Module):
     def log_density(self, images: Tensor, features: Tensor) -> Tensor:
         """The sum of the factors of a batch."""
         with torch.no_grad():
-            wanted = self.teacher.to(images.device)(images)
+            wanted = self.teacher.to(images.device, images.dtype)(images)
         misread = (features + self.reader(features) - wanted).square().sum()
         unit = wanted.square().sum(1).mean().clamp_min(SMALLEST)
         density: Tensor = -self.weight * misread / unit

@@ -62,12 +62,12 @@ class Gaussian:
         distance = other.precision * (self.loc - other.loc).square()
         return 0.5 * (ratio - 1 - ratio.log() + distance).sum()
 
-    def positive(self, floor: Tensor | float, fallback: Tensor) -> "Gaussian":
-        """Lift precisions below `floor` to it without moving the mean; where L = 0 the mean is `fallback`.
+    def moved(self, factor: "Gaussian", floor: float) -> "Gaussian":
+        """This density times a factor, but never less certain than `floor` of itself.
 
-        Clipping L alone would move m = e / L; so e is recomputed: L' = max(L, floor), e' = L' m.
+        L = max(L_0 + dL, floor L_0),  m = m_0 + (de - dL m_0) / L:  the plain product where that is certain enough. Where it
+        is not, e / L would run away and change its sign; so the step from m_0 is taken with the precision that is kept.
         """
-        low = self.precision < floor
-        loc = torch.where(self.precision == 0, fallback.double(), self.loc)
-        precision = torch.where(low, torch.as_tensor(floor, dtype=self.precision.dtype), self.precision)
-        return Gaussian(precision, torch.where(low, precision * loc, self.info))
+        precision = torch.maximum(self.precision + factor.precision, floor * self.precision)
+        loc = self.loc + (factor.info - factor.precision * self.loc) / precision
+        return Gaussian(precision, precision * loc)

@@ -33,19 +33,20 @@ class Rule(Protocol):
         ...
 
 
-def lifted(prior: Gaussian, posterior: Gaussian, floor: float = 0.1) -> Moments:
-    """Location and scale of a posterior; precisions below `floor` times the prior's are lifted there, and counted in the log."""
-    least = floor * prior.precision
-    LOG.info("%d of %d precisions lifted to the floor", int((posterior.precision < least).sum()), least.numel())
-    kept = posterior.positive(least, prior.loc)
-    return kept.loc, kept.scale
+def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Moments:
+    """Prior times factor; precisions that would fall below `floor` times the prior's are lifted there, and counted in the log."""
+    posterior = prior.moved(factor, floor)
+    low = int((prior.precision + factor.precision < floor * prior.precision).sum())
+    LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
+    return posterior.loc, posterior.scale
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did."""
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did, and halves no precision."""
 
     power: float = 1.0
+    floor: float = 0.5
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """The factor itself: sum w_k L_k = L_0 + sum w_k dL_k."""
@@ -57,15 +58,19 @@ class Scaled:
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
         """q_0 times a power of the weighted geometric mean of the factors; up to 1 it is a density by itself."""
-        folded = prior * Gaussian(first / total, second / total) ** self.power
-        return lifted(prior, folded) if self.power > 1 else (folded.loc, folded.scale)
+        factor = Gaussian(first / total, second / total) ** self.power
+        if self.power > 1:
+            return lifted(prior, factor, self.floor)
+        folded = prior * factor
+        return folded.loc, folded.scale
 
 
 @dataclass(frozen=True)
 class Product:
-    """L = L_0 + p sum dL_k, e likewise."""
+    """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
 
     power: float = 1.0
+    floor: float = 0.1
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """The factor to the power p."""
@@ -78,14 +83,12 @@ class Product:
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
         """q_0 times the product of the factors."""
-        return lifted(prior, prior * Gaussian(first, second))
+        return lifted(prior, Gaussian(first, second), self.floor)
 
 
 @dataclass(frozen=True)
 class MatchMoments:
     """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
-
-    power: float = 1.0
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """First and second moment about the prior mean, where the subtraction loses nothing."""
@@ -107,8 +110,6 @@ class MatchMoments:
 class MeanOfParameters:
     """m = sum w_k m_k, log s = sum w_k log s_k."""
 
-    power: float = 1.0
-
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
         """Mean and logarithm of the scale."""
         client = prior * factor
@@ -126,8 +127,8 @@ class MeanOfParameters:
 FOLDS: Mapping[str, Callable[[float], Rule]] = {
     "scaled": Scaled,
     "product": Product,
-    "moments": MatchMoments,
-    "mean": MeanOfParameters,
+    "moments": lambda _: MatchMoments(),
+    "mean": lambda _: MeanOfParameters(),
 }
 
 

@@ -78,8 +78,15 @@ def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
     state = prior_state()
     wide = update(state, (state["trunk"][:5], state["trunk.scale"] * 3**0.5), moments(torch.Generator(), 1, 3), {"a": 4})
     found = folded(state, [wide], power=3.0)
-    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"] * 10**0.5)
+    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"] * 2**0.5)
     torch.testing.assert_close(found["trunk"][:5], state["trunk"][:5])
+
+
+def test_a_power_above_one_never_turns_a_client_round() -> None:
+    """A client that widened and moved by 0.1: the server moves the same way, by 3 * (1/3) * 0.1 / 0.5."""
+    state = prior_state()
+    wide = update(state, (state["trunk"][:5] + 0.1, state["trunk.scale"] * 3**0.5), moments(torch.Generator(), 1, 3), {"a": 4})
+    torch.testing.assert_close(folded(state, [wide], power=3.0)["trunk"][:5], state["trunk"][:5] + 0.2)
 
 
 @pytest.mark.parametrize("fold_by", ["moments", "mean"])
@@ -150,7 +157,7 @@ def test_points_and_statistics_are_means_by_images() -> None:
     assert found["buffers"].tolist() == [5.0]
 
 
-def test_the_product_keeps_a_positive_precision_and_the_mean() -> None:
+def test_the_product_keeps_a_positive_precision_and_a_bounded_step() -> None:
     state = prior_state()
     wide = (state["trunk"][:5] + 1, 1.3 * state["trunk.scale"])
     rows = (state["rows"][:1], state["rows.scale"][:1])
@@ -160,6 +167,5 @@ def test_the_product_keeps_a_positive_precision_and_the_mean() -> None:
     torch.testing.assert_close(found["trunk.scale"].pow(-2), floor)
     sums = [sum(one.tensors[f"trunk.{name}"] for one in updates) for name in ("precision", "info")]
     prior = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
-    unlifted = prior * Gaussian(*sums)
-    assert bool((unlifted.precision < floor).all())
-    torch.testing.assert_close(found["trunk"][:5], unlifted.loc)
+    assert bool(((prior * Gaussian(*sums)).precision < 0).all())
+    torch.testing.assert_close(found["trunk"][:5], prior.loc + (sums[1] - sums[0] * prior.loc) / floor)

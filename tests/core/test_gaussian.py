@@ -93,20 +93,21 @@ def test_splitting_a_client_in_two_changes_nothing(seed: int, cut: int) -> None:
     assert_same(parts[0] * parts[1], whole)
 
 
-def test_projection_lifts_the_precision_and_keeps_the_mean() -> None:
-    factor = Gaussian(torch.tensor([4.0, 0.5, -2.0, 0.0]).double(), torch.tensor([8.0, 1.0, -6.0, 5.0]).double())
-    lifted = factor.positive(1.0, torch.full((4,), 9.0))
-    assert lifted.precision.tolist() == [4.0, 1.0, 1.0, 1.0]
-    assert lifted.loc.tolist() == [2.0, 2.0, 3.0, 9.0]
-    clipped = Gaussian(factor.precision.clamp_min(1.0), factor.info)
-    assert clipped.loc.tolist() != lifted.loc.tolist()
+@given(seeds)
+def test_a_move_is_the_product_where_that_is_certain_enough(seed: int) -> None:
+    prior, factor = drawn(seed), drawn(seed + 1)
+    assert_same(prior.moved(factor, 0.1), prior * factor)
 
 
-def test_projection_leaves_enough_precision_alone_bit_for_bit() -> None:
-    density = drawn(3)
-    lifted = density.positive(0.5 * density.precision, torch.zeros(7))
-    assert torch.equal(lifted.precision, density.precision)
-    assert torch.equal(lifted.info, density.info)
+@pytest.mark.parametrize("left", [0.5, 1e-9, 0.0, -0.4, -3.0])
+def test_a_move_that_leaves_too_little_certainty_is_bounded_and_keeps_its_direction(left: float) -> None:
+    """The prior N(2, 1); a client at 2.1 that left `left` of the precision pulls by 0.1 * left, and is followed a tenth as far
+    as with that little precision left, never away from where it pulls."""
+    prior = Gaussian(torch.ones(1).double(), torch.full((1,), 2.0).double())
+    factor = Gaussian(torch.full((1,), left - 1).double(), torch.full((1,), left * 2.1 - 2.0).double())
+    moved = prior.moved(factor, 0.6)
+    assert moved.precision.tolist() == [0.6]
+    assert moved.loc.tolist() == pytest.approx([2 + 0.1 * left / 0.6])
 
 
 def test_a_gaussian_cannot_be_changed() -> None:
