@@ -40,7 +40,7 @@ class Card:
     look: Look
     bayes_norm: bool = True
     temperature: float = 1.0
-    rows_weight: float = 0.0
+    head_rows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Model:
 
     def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
         """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
-        heads = (self.card.temperature, self.card.rows_weight)
+        heads = (self.card.temperature, self.card.head_rows)
         predictor = Predictor(self.trunk, self.layout, self.state, samples, seed, *heads)
         labels = torch.zeros(len(images), dtype=torch.long)
         scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.look))

@@ -21,7 +21,9 @@ rows are about equally long, and their precisions too. For each of these tensors
     v_k = max_c l_kc / median_j median_c l_jc        how long its longest row is, measured by a typical one
     trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
 
-Clients with a single class are measured but measure nobody: one row alone wins every softmax and learns nothing.
+A row that is alone wins every softmax and learns nothing, so clients with several classes are measured by each other: by
+the larger of their median and that of all. Clients with one class are measured likewise, or by all if fewer than two
+others have several.
 """
 
 import math
@@ -114,10 +116,18 @@ def row_ratio(lengths: Mapping[int, Mapping[str, Sequence[float]]], moved: Seque
     """The largest v_k of a client over its row tensors, and which one it is; 0 with fewer than two to compare it with."""
     found, others = [(0.0, "")], [lengths[other] for other in moved if other != client and other in lengths]
     for name, own in lengths.get(client, {}).items():
-        usual = [_median(theirs[name]) for theirs in others if len(theirs.get(name, ())) > 1]
-        if len(usual) >= 2 and _median(usual):
-            found.append((max(own) / _median(usual), name))
+        typical = _typical_length([theirs[name] for theirs in others if name in theirs], alone=len(own) == 1)
+        if typical:
+            found.append((max(own) / typical, name))
     return max(found)
+
+
+def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
+    """The yardstick for a client with one class (`alone`) or several; 0 with fewer than two to take it from."""
+    everybody, several = [_median(rows) for rows in others], [_median(rows) for rows in others if len(rows) > 1]
+    if len(several) >= 2:
+        return max(_median(several), _median(everybody))
+    return _median(everybody) if alone and len(everybody) >= 2 else 0.0
 
 
 def trust(pull: float, cap: float) -> float:

@@ -116,10 +116,6 @@ class BayesianModel(PyroModule):
         found: tuple[Tensor, Tensor] = functional_call(self.network, dict(parameters), (images,), tie_weights=False)
         return found
 
-    def logits(self, flat: Tensor, images: Tensor) -> Tensor:
-        """f(x; w)."""
-        return self.outputs(flat, images)[1]
-
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Draw w from the prior and the labels from the likelihood."""
         flat = pyro.sample(SITE, self.prior().to_event(1))

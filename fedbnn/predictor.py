@@ -1,6 +1,8 @@
 """From a state to scores: S draws of the weights, each made once and used for every image.
 
 p(y | x) = 1/S sum_s softmax(f(x; w_s)),   w_s ~ q(w);   for point weights S = 1 and w_1 = theta
+
+where f is the score of the rows, or of the class posteriors (`fedbnn.discriminant`) and perhaps of the rows beside them.
 """
 
 import torch
@@ -24,13 +26,13 @@ class Predictor:
 
     def __init__(
         self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0,
-        rows_weight: float = 0.0,
+        head_rows: float = 0.0,
     ) -> None:  # fmt: skip
         self.classes = library.trained(state)
         self._rows = state.index(self.classes)
         self._network = Classifier(trunk, len(self.classes)).eval()
         layout.write(trunk, state["trunk"], state["buffers"])
-        self._layout, self._state, self._rows_weight = layout, state, rows_weight
+        self._layout, self._state, self._head_rows = layout, state, head_rows
         self._discriminant = self._places(temperature) if "places.count" in state else None
         self._draws = self._drawn(samples, seed) if state.bayesian and samples else [self._means()]
 
@@ -63,7 +65,7 @@ class Predictor:
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
         """Scores of one draw: from the class posteriors where there are any, else from the rows.
 
-        log p(c | x) = log p(f | c) / temperature + rows_weight * row_c . f + const: the rows may add a second opinion.
+        log p(c | x) = log p(f | c) / temperature + head_rows (row_c . f + bias_c) + const: the rows may add a second opinion.
         """
         if self._discriminant is None:
             logits: Tensor = functional_call(self._network, draw, (batch,))
@@ -71,9 +73,9 @@ class Predictor:
         trunk = {name.removeprefix("trunk."): value for name, value in draw.items() if name.startswith("trunk.")}
         features: Tensor = functional_call(self._network.trunk, trunk, (batch,))
         scores = self._discriminant.scores(features)
-        if not self._rows_weight:
+        if not self._head_rows:
             return scores
-        return scores + self._rows_weight * nn.functional.linear(features, draw["head.weight"], draw["head.bias"])
+        return scores + self._head_rows * nn.functional.linear(features, draw["head.weight"], draw["head.bias"])
 
     def _places(self, temperature: float) -> Discriminant:
         """The class posteriors of the trained rows."""

@@ -162,7 +162,7 @@ def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
 
 
 def _predictor(plan: Plan, state: State) -> Predictor:
-    seed, heads = int(plan.config["seed"]), (plan.card.temperature, plan.card.rows_weight)
+    seed, heads = int(plan.config["seed"]), (plan.card.temperature, plan.card.head_rows)
     return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, *heads)
 
 

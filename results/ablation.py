@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 HERE = Path(__file__).resolve().parent
+REGIMES = ("task_aware", "class_agnostic")
 CONFIG = HERE.parent / "conf/cifar100_ci_fast.yaml"
 BASE = ("defaults", "", ())
 FACTORS = (
@@ -38,7 +39,7 @@ def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace)
     common = [f"stream.data_dir={options.data_dir}", "track.wandb=off", "evaluate.both_heads=true", *beside]
     command = [sys.executable, "-m", "fedbnn", "compare", "--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
     command += ["--seeds", options.seeds, "--jobs", str(options.jobs), *(word for pair in common for word in ("--set", pair))]
-    subprocess.run(command + (["--sweep", sweep] if sweep else []), check=True, cwd=HERE.parent)
+    subprocess.run(command + (["--sweep", sweep] if sweep else []), check=False, cwd=HERE.parent)
     return directory
 
 
@@ -51,21 +52,19 @@ def lines(factor: tuple[str, str, Sequence[str]], directory: Path, base: dict[in
 
 def found(directory: Path, tail: str = "") -> dict[int, dict]:
     """Results by seed."""
-    runs = [json.loads((run / "results.json").read_text()) for run in directory.glob(f"fedbnn-s[0-9]{tail}")]
+    runs = [json.loads(path.read_text()) for path in directory.glob(f"fedbnn-s*{tail}/results.json")]
     return {int(run["seed"]): run for run in runs}
 
 
 def _line(name: str, settings: Sequence[str], runs: dict[int, dict], base: dict[int, dict]) -> str:
     """Averages over seeds, and the difference to the defaults seed by seed."""
-    cells = [f"{_spread([run[regime][when] for run in runs.values()])}" for regime in REGIMES for when in ("avg_ts", "avg_fin")]
+    cells = [_spread([run[regime][when] for run in runs.values()]) for regime in REGIMES for when in ("avg_ts", "avg_fin")]
     cells += [_spread([_now(run, regime) for run in runs.values()]) for regime in REGIMES]
     cells += [_spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES]
-    lost = [run["class_agnostic"]["avg_fin"] - base[seed]["class_agnostic"]["avg_fin"] for seed, run in runs.items()]
+    both = [(run["class_agnostic"], base[seed]["class_agnostic"]) for seed, run in runs.items() if seed in base]
+    gained = [one["avg_fin"] - other["avg_fin"] for one, other in both]
     shown = " ".join(f"`{setting.removeprefix('method.')}`" for setting in settings if setting)
-    return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(lost, '+')} |"
-
-
-REGIMES = ("task_aware", "class_agnostic")
+    return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(gained, '+')} |"
 
 
 def _now(run: dict, regime: str) -> float:
@@ -74,7 +73,9 @@ def _now(run: dict, regime: str) -> float:
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean and standard deviation."""
+    """Mean and standard deviation; a dash where every run failed."""
+    if not values:
+        return "–"
     return f"{mean(values):{sign}.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 

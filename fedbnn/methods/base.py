@@ -6,6 +6,7 @@ A method sees rounds, never tasks: only a `BoundaryMethod` is ever told that a t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -90,7 +91,7 @@ class Method:
         head_ridge: how strongly the map that carries class posteriors along prefers to stay.
         head_drift: whether class posteriors are carried along when the trunk moves.
         head_temperature: scores of the class posteriors are divided by it.
-        head_rows: how much the linear rows say beside the class posteriors: this much of their scores is added.
+        head_rows: how much the linear rows say beside `gaussian` class posteriors: this much of their scores is added.
     """
 
     formula: ClassVar[str] = ""
@@ -121,8 +122,8 @@ class Method:
             )
         if not (0 <= self.head_decay <= 1 and 0 <= self.head_memory <= 1 and self.head_ridge > 0 and self.head_temperature > 0):
             raise ConfigError("head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0", "method")
-        if self.head_rows < 0:
-            raise ConfigError(f"head_rows must not be below 0, and is {self.head_rows}", "method.head_rows")
+        if not 0 <= self.head_rows < inf:
+            raise ConfigError(f"head_rows must be finite and not below 0, and is {self.head_rows}", "method.head_rows")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}", "method.lr")
         if self.needs_rows and self.share != "global":

@@ -20,6 +20,7 @@ With gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Literal
 
 import torch
@@ -43,7 +44,8 @@ class FedBNN(Method):
 
     Args:
         fold_by: how factors become the next posterior.
-        power: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1 the server goes further.
+        power: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1 the server goes further than
+            its clients. What has no factor (points, statistics of batch norm, the first `r_init` rounds) is averaged.
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number of `weights`.
         forgetting: gamma in (0, 1]; 1 never forgets.
@@ -75,12 +77,12 @@ class FedBNN(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.forgetting <= 1 or self.power <= 0:
-            raise ConfigError("forgetting must be in (0, 1], and power above 0", "method")
+        if not 0 < self.forgetting <= 1 or not 0 < self.power < inf:
+            raise ConfigError("forgetting must be in (0, 1], and power above 0 and finite", "method")
         if self.power != 1 and self.fold_by not in ("scaled", "product"):
             raise ConfigError(f"{self.fold_by} has no factors to raise to a power", "method.power", "1, or fold_by scaled")
-        none_below = (self.temperature, self.function_prior, self.r_init)
-        if min(self.scale_gain, self.scale_lr) <= 0 or min(none_below) < 0 or self.mc_samples < 1:
+        weights = (self.temperature, self.function_prior, self.r_init)
+        if min(self.scale_gain, self.scale_lr) <= 0 or not 0 <= min(weights) <= max(weights) < inf or self.mc_samples < 1:
             fix = "scale_gain and scale_lr above 0; temperature, function_prior, r_init not below 0; mc_samples at least 1"
             raise ConfigError("a setting is out of range", "method", fix)
 

@@ -10,7 +10,7 @@ from tests.core.small_models import BATCH, SHAPE, small
 
 
 def logits_of(model: BayesianModel, guide: MeanFieldGuide, draws: int) -> Tensor:
-    return torch.stack([model.logits(guide.posterior().rsample(), BATCH[0]) for _ in range(draws)])
+    return torch.stack([model.outputs(guide.posterior().rsample(), BATCH[0])[1] for _ in range(draws)])
 
 
 def test_flipout_without_centres_is_the_plain_network() -> None:
@@ -20,7 +20,7 @@ def test_flipout_without_centres_is_the_plain_network() -> None:
     rows = guide.loc[model.layout.latent :].view(3, 6).detach()
     with torch.no_grad():
         plain.head.weight.copy_(rows[:, :5]), plain.head.bias.copy_(rows[:, 5])
-    torch.testing.assert_close(model.logits(guide.loc, BATCH[0]), plain(BATCH[0]))
+    torch.testing.assert_close(model.outputs(guide.loc, BATCH[0])[1], plain(BATCH[0]))
 
 
 def linear_pair(flipout: bool) -> tuple[BayesianModel, MeanFieldGuide]:
@@ -40,7 +40,7 @@ def test_flipout_keeps_mean_and_variance_of_the_logits_and_decorrelates_images()
     plain, flipped = linear_pair(False), linear_pair(True)
     flipped[0].centre = flipped[1].loc
     with torch.no_grad():
-        centre = plain[0].logits(plain[1].loc, BATCH[0])
+        centre = plain[0].outputs(plain[1].loc, BATCH[0])[1]
         ours, theirs = logits_of(*flipped, 1500), logits_of(*plain, 1500)
     torch.testing.assert_close(ours.mean(0), centre, rtol=0, atol=0.25)
     torch.testing.assert_close(ours.std(0), theirs.std(0), rtol=0.12, atol=0)

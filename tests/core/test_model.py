@@ -50,7 +50,7 @@ def test_swap_takes_any_number_of_rows() -> None:
         model.swap(torch.zeros(size), torch.ones(size))
         guide.swap(torch.zeros(size), torch.ones(size))
         images, labels = BATCH[0], torch.zeros(6, dtype=torch.long)
-        assert model.logits(guide.loc, images).shape == (6, rows)
+        assert model.outputs(guide.loc, images)[1].shape == (6, rows)
         ClosedFormELBO().differentiable_loss(model, guide, images, labels).backward()
         assert guide.loc.grad.shape == (size,)
 
@@ -62,13 +62,13 @@ def test_the_flat_vector_is_the_trunk_then_the_rows_with_their_bias() -> None:
     model.layout.write(network.trunk, guide.loc[: model.layout.latent].detach(), torch.zeros(0))
     with torch.no_grad():
         network.head.weight.copy_(rows[:, :5]), network.head.bias.copy_(rows[:, 5])
-    torch.testing.assert_close(model.logits(guide.loc, BATCH[0]), network(BATCH[0]))
+    torch.testing.assert_close(model.outputs(guide.loc, BATCH[0])[1], network(BATCH[0]))
 
 
 def test_at_no_width_the_loss_is_the_cross_entropy_of_the_means() -> None:
     model, guide = small(scale=1e-20)
     loss = ClosedFormELBO().loss(model, guide, *BATCH)
-    reference = nn.functional.cross_entropy(model.logits(guide.loc, BATCH[0]), BATCH[1]).item()
+    reference = nn.functional.cross_entropy(model.outputs(guide.loc, BATCH[0])[1], BATCH[1]).item()
     assert loss == pytest.approx(reference, rel=1e-5)
 
 

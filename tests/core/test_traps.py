@@ -38,7 +38,7 @@ class Textbook(PyroModule):
 
     def forward(self, images: Tensor, labels: Tensor) -> None:
         flat = pyro.sample(SITE, dist.Normal(self.inner.loc, self.inner.scale).to_event(1))
-        logits = self.inner.logits(flat, images)
+        logits = self.inner.outputs(flat, images)[1]
         with pyro.plate("images", len(labels)):
             pyro.sample("labels", dist.Categorical(logits=logits), obs=labels)
 

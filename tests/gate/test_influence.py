@@ -120,6 +120,19 @@ def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
     assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0) == (50.0, "rows.precision")
 
 
+def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more() -> None:
+    lengths = {k: {"rows.precision": [1.0]} for k in range(4)} | {4: {"rows.precision": [2e6]}}
+    assert row_ratio(lengths, list(lengths), 4) == (2e6, "rows.precision")
+    assert row_ratio(lengths, list(lengths), 0) == (1.0, "rows.precision")
+
+
+def test_one_liar_with_two_classes_turns_nobody_out() -> None:
+    """Rows that claim to have hardly changed would make all others look long."""
+    lengths = {k: {"rows.precision": [0.5]} for k in range(8)} | {8: {"rows.precision": [1.0, 1.0]}}
+    lengths[9] = {"rows.precision": [1e-6, 1e-6]}
+    assert max(row_ratio(lengths, list(lengths), client)[0] for client in range(9)) <= 1.0
+
+
 def test_only_row_tensors_are_measured() -> None:
     tensors = {"rows": torch.tensor([[3.0, 4.0], [0.0, 1.0]]), "trunk": torch.ones(3), "rows.precision": torch.zeros(0, 2)}
     assert row_lengths(tensors) == {"rows": [5.0, 1.0]}
