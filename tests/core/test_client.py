@@ -171,7 +171,7 @@ def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(met
     assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
 
 
-@pytest.mark.parametrize("method", [FedAvg(), BAYES])
+@pytest.mark.parametrize("method", [FedAvg(), BAYES, replace(BAYES, function_prior=1.0)])
 def test_a_client_answers_the_same_whoever_came_before_it(method: Method) -> None:
     trunk = Tiny()
     state = begun(trunk, method, ("a",))

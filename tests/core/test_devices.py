@@ -56,12 +56,13 @@ def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.parametrize("function_prior", [0.0, 1.0])
 @pytest.mark.parametrize("options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"])
-def test_posteriors_train_on_these_devices(options: dict[str, Any]) -> None:
+def test_posteriors_train_on_these_devices(options: dict[str, Any], function_prior: float) -> None:
     trunk = Tiny()
     layout = layout_of(trunk)
     weights, statistics = layout.read(trunk)
-    model = BayesianModel(trunk, layout)
+    model = BayesianModel(trunk, layout, function_prior=function_prior)
     guide = guide_for(model, (1, 4, 4))
     loc = torch.cat([weights, torch.zeros(14)])
     scale = torch.full_like(loc, 0.05)

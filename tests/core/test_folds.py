@@ -89,6 +89,12 @@ def test_a_power_above_one_never_turns_a_client_round() -> None:
     torch.testing.assert_close(folded(state, [wide], power=3.0)["trunk"][:5], state["trunk"][:5] + 0.2)
 
 
+@pytest.mark.parametrize("power", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_power_is_above_zero_and_finite(power: float) -> None:
+    with pytest.raises(ConfigError, match="power"):
+        FedBNN(power=power)
+
+
 @pytest.mark.parametrize("fold_by", ["moments", "mean"])
 def test_a_fold_without_factors_refuses_a_power(fold_by: str) -> None:
     with pytest.raises(ConfigError, match="no factors"):

@@ -80,6 +80,13 @@ def test_the_teacher_stays_in_eval_mode_and_keeps_its_statistics(name: str) -> N
     assert {name for name, one in model.named_parameters() if one.grad is not None} == {"0.reader.weight", "0.reader.bias"}
 
 
+def test_the_teacher_computes_as_exactly_as_the_trunk() -> None:
+    trunk = MLP(SHAPE, (5,))
+    images = BATCH[0].double()
+    prior = prior_of(trunk).double()
+    assert prior.log_density(images, trunk.double()(images)).item() == 0
+
+
 def bayesian(weight: float) -> tuple[BayesianModel, Tensor]:
     torch.manual_seed(0)
     trunk = MLP(SHAPE, (5,))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 import fedbnn
 from fedbnn import library
 from fedbnn.deploy import CARD, MODEL, Card, load, save_model
-from fedbnn.errors import RunDirectoryError
+from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
+from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS
 from fedbnn.places import Places, without_places
 from fedbnn.predictor import Predictor
@@ -180,6 +182,29 @@ def test_a_saved_model_predicts_the_same(tmp_path: Path, bayesian: bool, places:
     found = model.predict(images().pixels, samples=6, seed=1)
     torch.testing.assert_close(found.probabilities, expected, rtol=0, atol=0)
     assert found.classes == ("a", "c")
+
+
+def test_a_saved_model_keeps_what_its_rows_have_to_say(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    state = state_of(trunk, places=True)
+    save_model(tmp_path, replace(card_of(), temperature=2.0, head_rows=0.3), state, layout_of(trunk))
+    expected = predictor(state, trunk, samples=6, seed=1, temperature=2.0, head_rows=0.3).scores(images()).softmax(-1).mean(0)
+    assert torch.equal(load(tmp_path).predict(images().pixels, samples=6, seed=1).probabilities, expected)
+
+
+def test_a_card_from_before_the_rows_had_a_say_still_loads(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    saved(tmp_path, trunk, state_of(trunk, places=True))
+    card = json.loads((tmp_path / CARD).read_text())
+    del card["head_rows"]
+    (tmp_path / CARD).write_text(json.dumps(card))
+    assert load(tmp_path).card.head_rows == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, float("inf"), float("nan")])
+def test_rows_have_a_finite_say(share: float) -> None:
+    with pytest.raises(ConfigError, match="head_rows"):
+        FedBNN(head_rows=share)
 
 
 @pytest.mark.parametrize("bayes_norm", [True, False])

@@ -55,7 +55,7 @@ def test_no_initialisation_works_too(federate: Federate, digits: FederatedStream
 def test_every_fold_plays_rounds_with_every_option(
     federate: Federate, digits: FederatedStream, fold_by: str, options: Mapping[str, Any]
 ) -> None:
-    power = 0.3 if fold_by in ("scaled", "product") else 1.0
+    power = {"scaled": 2.0, "product": 0.3}.get(fold_by, 1.0)
     method = FedBNN(fold_by=fold_by, r_init=0, power=power, **options)  # type: ignore[arg-type]
     state = after(*federate(method, local=FAST, stream=Short(digits, 1)))
     assert bool((state["trunk.scale"] > 0).all())
@@ -76,7 +76,14 @@ def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(
     assert first != other
 
 
-@pytest.mark.parametrize("method", [FedBNN(r_init=1, head="gaussian"), FedBNN(r_init=1, share="trunk_only")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedBNN(r_init=1, head="gaussian"),
+        FedBNN(r_init=1, share="trunk_only"),
+        FedBNN(r_init=1, head="gaussian", power=2.0, function_prior=1.0),
+    ],
+)
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federate: Federate, digits: FederatedStream, method: FedBNN) -> None:
     """The second half runs in new workers on a ledger that was closed in between."""
     whole = after(*federate(method, local=FAST, stream=Short(digits, 3)))

@@ -34,9 +34,11 @@ OF_ROWS = ("precision x 1e6", "precision x 1e6 at the wrong place", "scaled x 10
 SEEDS = range(3)
 
 
-def harm(world: World, attack: Attack, sites: tuple[str, ...], fold_by: str, directory: Path, gate: Gate) -> float:
+def harm(
+    world: World, attack: Attack, sites: tuple[str, ...], fold_by: str, directory: Path, gate: Gate, power: float = 1.0
+) -> float:
     """Error with the last client forged over error with all honest: the worst of trunk and rows and of several draws."""
-    method, found = FedBNN(fold_by=fold_by), []  # type: ignore[arg-type]
+    method, found = FedBNN(fold_by=fold_by, power=power), []  # type: ignore[arg-type]
     for seed in SEEDS:
         truth, updates = truth_and_updates(world, fold_by, seed)
         honest = errors(world, method, judged(world, method, updates, directory / f"{seed}-honest", gate), truth)
@@ -57,6 +59,24 @@ def test_honest_clients_are_left_alone(tmp_path: Path, world: str) -> None:
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_forger_stays_within_twice_the_honest_error(tmp_path: Path, world: str, attack: str) -> None:
     assert harm(WORLDS[world], ATTACKS[attack], ("trunk", "rows"), "scaled", tmp_path, Gate()) < 2
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_so_it_does_where_the_server_goes_further(tmp_path: Path, world: str, attack: str) -> None:
+    assert harm(WORLDS[world], ATTACKS[attack], ("trunk", "rows"), "scaled", tmp_path, Gate(), power=2.0) < 2
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize("left", [0.9, 0.4, 1e-3])
+def test_a_forger_who_takes_certainty_away_stays_within_it(tmp_path: Path, left: float, power: float) -> None:
+    """Of the prior's precision only `left` stays, and the mean is pulled the other way."""
+    world = WORLDS["unit prior"]
+
+    def attack(precision: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full_like(precision, (left - 1) * world.prior_precision), -info
+
+    assert harm(world, attack, ("trunk", "rows"), "scaled", tmp_path, Gate(), power) < 2
 
 
 @pytest.mark.parametrize("attack", ["precision x 1e6", "sign flipped", "scaled x 100"])
