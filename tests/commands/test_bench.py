@@ -32,6 +32,15 @@ def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Pat
     assert "same_bytes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("method", "exchanged"), [("fedbnn", True), ("fedavg", False)])
+def test_overhead_is_a_share_of_the_round_and_so_are_statistics(home: Path, method: str, exchanged: bool) -> None:
+    assert fedbnn("bench", "overhead", "--config", "tiny.yaml", "--method", method, "--repeats", 1, "--out", "overhead.json") == 0
+    (row,) = json.loads((home / "overhead.json").read_text())["rows"]
+    assert 0 < row["making_batches"] < row["outside_compute"] < 1
+    assert row["overhead"] == pytest.approx(row["outside_compute"] - row["making_batches"])
+    assert (0 < row["statistics_exchange"] < 1) == exchanged
+
+
 @pytest.mark.slow
 def test_registered_clients_and_participants_are_measured_each_in_its_own_process(home: Path, capsys) -> None:
     asked = ("--clients", "20,200", "--participants", "4,40", "--method", "fedbnn", "--out", "scale.json")
