@@ -21,12 +21,13 @@ BASE = ("defaults", "", ())
 FACTORS = (
     ("drift compensation", "method.head_drift=false", ()),
     ("SNN initialisation", "method.r_init=0", ()),
-    ("temperature", "method.temperature=3e-5,3e-3", ()),
+    ("temperature", "method.temperature=3e-3", ()),
     ("forgetting", "method.forgetting=0.8", ()),
-    ("server step", "method.power=1", ()),
-    ("fold, without server step", "method.fold_by=moments", ("method.power=1",)),
     ("fold, as large a step", "method.fold_by=product", ("method.power=0.2",)),
     ("function prior", "method.function_prior=0", ()),
+    ("server step", "method.power=1", ()),
+    ("fold, without server step", "method.fold_by=moments", ("method.power=1",)),
+    ("temperature", "method.temperature=3e-5", ()),
     ("rows beside the posteriors", "method.head_rows=0", ()),
 )
 """What is changed, how it is swept, and what must be set beside it."""
