@@ -37,7 +37,7 @@ def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace)
     """Run one `fedbnn compare`; the directory of its runs."""
     _, sweep, beside = factor
     directory: Path = options.out / ("-".join([sweep, *beside]) or "defaults")
-    common = [f"stream.data_dir={options.data_dir}", "track.wandb=off", "evaluate.both_heads=true", *beside]
+    common = [f"stream.data_dir={options.data_dir}", "track.wandb=off", "evaluate.both_heads=true", "evaluate.every=0", *beside]
     command = [sys.executable, "-m", "fedbnn", "compare", "--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
     command += ["--seeds", options.seeds, "--jobs", str(options.jobs), *(word for pair in common for word in ("--set", pair))]
     subprocess.run(command + (["--sweep", sweep] if sweep else []), check=False, cwd=HERE.parent)
@@ -60,17 +60,11 @@ def found(directory: Path, tail: str = "") -> dict[int, dict]:
 def _line(name: str, settings: Sequence[str], runs: dict[int, dict], base: dict[int, dict]) -> str:
     """Averages over seeds, and the difference to the defaults seed by seed."""
     cells = [_spread([run[regime][when] for run in runs.values()]) for regime in REGIMES for when in ("avg_ts", "avg_fin")]
-    cells += [_spread([_now(run, regime) for run in runs.values()]) for regime in REGIMES]
     cells += [_spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES]
     both = [(run["class_agnostic"], base[seed]["class_agnostic"]) for seed, run in runs.items() if seed in base]
     gained = [one["avg_fin"] - other["avg_fin"] for one, other in both]
     shown = " ".join(f"`{setting.removeprefix('method.')}`" for setting in settings if setting)
     return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(gained, '+')} |"
-
-
-def _now(run: dict, regime: str) -> float:
-    """The mean of Focus-on-Now over rounds."""
-    return mean(value for value in run["fon"][regime] if value is not None)
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:
@@ -93,9 +87,9 @@ def main() -> None:
     table = [_line(BASE[0], (), base, base)]
     for factor in FACTORS:
         table += lines(factor, compare(factor, options), base)
-    head = "| changed | to | aware @TS | @Fin | agnostic @TS | @Fin | Focus-on-Now aware | agnostic "
+    head = "| changed | to | aware @TS | @Fin | agnostic @TS | @Fin "
     head += "| linear rows: aware @Fin | agnostic @Fin | agnostic @Fin, to the defaults |"
-    (HERE / "ablation_table.md").write_text("\n".join([head, "|---" * 11 + "|", *table]) + "\n")
+    (HERE / "ablation_table.md").write_text("\n".join([head, "|---" * 9 + "|", *table]) + "\n")
 
 
 if __name__ == "__main__":

@@ -67,11 +67,19 @@ def _overhead(options: Namespace) -> list[dict[str, Any]]:
     """A short run, and how much of its rounds was not forward, backward or optimiser."""
     with TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
-        parsed = _parsed(options, "--stream.rounds_per_task", str(options.repeats), "--run_dir", str(run_dir))
+        parsed = _parsed(options, *_short_tasks(options), "--run_dir", str(run_dir))
         made = plan(parsed, run_dir)
         conduct(made)
         with one_thread():
             return [{"method": options.method, **engines.overhead(made, parsed.build("client"), records.read(run_dir)[1:])}]
+
+
+def _short_tasks(options: Namespace) -> tuple[str, str]:
+    """Tasks of `--repeats` rounds, said the way the configuration says how long they are."""
+    ends = _parsed(options)["stream"]["boundaries"]
+    if not ends:
+        return "--stream.rounds_per_task", str(options.repeats)
+    return "--stream.boundaries", str([options.repeats * (place + 1) for place in range(len(ends))])
 
 
 def _scale(options: Namespace) -> list[dict[str, Any]]:

@@ -41,6 +41,14 @@ def test_overhead_is_a_share_of_the_round_and_so_are_statistics(home: Path, meth
     assert (0 < row["statistics_exchange"] < 1) == exchanged
 
 
+def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> None:
+    text = (home / "tiny.yaml").read_text()
+    assert "rounds_per_task: 2" in text
+    (home / "ends.yaml").write_text(text.replace("rounds_per_task: 2", "boundaries: [30, 70]"))
+    assert fedbnn("bench", "overhead", "--config", "ends.yaml", "--repeats", 1, "--out", "overhead.json") == 0
+    assert json.loads((home / "overhead.json").read_text())["rows"][0]["rounds"] == 1
+
+
 @pytest.mark.slow
 def test_registered_clients_and_participants_are_measured_each_in_its_own_process(home: Path, capsys) -> None:
     asked = ("--clients", "20,200", "--participants", "4,40", "--method", "fedbnn", "--out", "scale.json")
