@@ -1,0 +1,128 @@
+"""A model as two files that anyone can read and nobody can execute."""
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedbnn
+from fedbnn.deploy import CARD, MODEL, load, save_model
+from fedbnn.errors import ConfigError, RunDirectoryError
+from fedbnn.layout import layout_of
+from fedbnn.methods import FedBNN
+from fedbnn.networks import MLP, NETWORKS
+from tests.core.predictors import LOOK, SHAPE, card_of, images, predictor, saved, state_of
+
+
+@pytest.mark.parametrize("bayesian", [True, False])
+@pytest.mark.parametrize("places", [True, False])
+def test_a_saved_model_predicts_the_same(tmp_path: Path, bayesian: bool, places: bool) -> None:
+    trunk = MLP(SHAPE, (5,))
+    state = state_of(trunk, bayesian, places=places)
+    model = saved(tmp_path, trunk, state)
+    expected = predictor(state, trunk, samples=6, seed=1).scores(images()).softmax(-1).mean(0)
+    found = model.predict(images().pixels, samples=6, seed=1)
+    torch.testing.assert_close(found.probabilities, expected, rtol=0, atol=0)
+    assert found.classes == ("a", "c")
+
+
+def test_a_saved_model_keeps_what_its_rows_have_to_say(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    state = state_of(trunk, places=True)
+    save_model(tmp_path, replace(card_of(), temperature=2.0, head_rows=0.3), state, layout_of(trunk))
+    expected = predictor(state, trunk, samples=6, seed=1, temperature=2.0, head_rows=0.3).scores(images()).softmax(-1).mean(0)
+    assert torch.equal(load(tmp_path).predict(images().pixels, samples=6, seed=1).probabilities, expected)
+
+
+def test_a_card_from_before_the_rows_had_a_say_still_loads(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    saved(tmp_path, trunk, state_of(trunk, places=True))
+    card = json.loads((tmp_path / CARD).read_text())
+    del card["head_rows"]
+    (tmp_path / CARD).write_text(json.dumps(card))
+    assert load(tmp_path).card.head_rows == 0
+
+
+@pytest.mark.parametrize("share", [-0.1, float("inf"), float("nan")])
+def test_rows_have_a_finite_say(share: float) -> None:
+    with pytest.raises(ConfigError, match="head_rows"):
+        FedBNN(head_rows=share)
+
+
+@pytest.mark.parametrize("bayes_norm", [True, False])
+def test_batch_norm_and_its_statistics_are_saved(tmp_path: Path, bayes_norm: bool) -> None:
+    trunk = NETWORKS["cifar_resnet18"]((1, 4, 4))
+    state = state_of(trunk, bayes_norm=bayes_norm)
+    state = state.having({"buffers": state["buffers"] + 0.25})
+    back = saved(tmp_path, trunk, state, network="cifar_resnet18", bayes_norm=bayes_norm).state
+    assert back.tensors.keys() == state.tensors.keys()
+    assert all(torch.equal(back[name], value) for name, value in state.tensors.items())
+
+
+def test_the_look_of_images_is_saved(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    look = saved(tmp_path, trunk, state_of(trunk)).card.look
+    assert (look.mean, look.deviation) == (LOOK.mean, LOOK.deviation)
+
+
+def test_the_package_loads_by_name(tmp_path: Path) -> None:
+    trunk = MLP(SHAPE, (5,))
+    saved(tmp_path, trunk, state_of(trunk))
+    assert fedbnn.load(tmp_path).predict(images().pixels).probabilities.shape == (30, 2)
+
+
+class Trap:
+    """Executes when it is unpickled."""
+
+    def __init__(self, sign: Path) -> None:
+        self.sign = sign
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.sign,)
+
+
+@pytest.mark.parametrize("file", [MODEL, CARD])
+def test_loading_never_executes(tmp_path: Path, file: str) -> None:
+    trunk = MLP(SHAPE, (5,))
+    saved(tmp_path, trunk, state_of(trunk))
+    sign = tmp_path / "executed"
+    payload = pickle.dumps(Trap(sign))
+    (tmp_path / file).write_bytes(payload)
+    with pytest.raises(RunDirectoryError):
+        load(tmp_path)
+    assert not sign.exists()
+    pickle.loads(payload)
+    assert sign.exists(), "the trap itself works"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"network": {"name": "mlp", "hidden": [7]}},
+        {"network": {"name": "nothing"}},
+        {"network": {"name": "mlp", "depth": 3}},
+        {"network": {}},
+        {"classes": ["a"]},
+        {"image_shape": [1, 9, 9]},
+        {"image_shape": None},
+        {"look": {}},
+        {"surprise": 1},
+    ],
+    ids=str,
+)
+def test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    trunk = MLP(SHAPE, (5,))
+    saved(tmp_path, trunk, state_of(trunk))
+    facts = json.loads((tmp_path / CARD).read_text())
+    (tmp_path / CARD).write_text(json.dumps({**facts, **change}))
+    with pytest.raises(RunDirectoryError):
+        load(tmp_path)
+
+
+def test_nothing_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no model"):
+        load(tmp_path / "absent")
