@@ -43,7 +43,7 @@ def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Moments:
 
 @dataclass(frozen=True)
 class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did, and halves no precision."""
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did; half of every precision stays."""
 
     power: float = 1.0
     floor: float = 0.5
