@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedbnn import __version__, comparison_figures, figure_style, figures, summary, table_formats, tables
+from fedbnn import __version__, comparison_figures, comparison_tables, figure_style, figures, summary, table_formats, tables
 from fedbnn.errors import RunDirectoryError
 from fedbnn.files import write_atomic
 
@@ -81,7 +81,7 @@ def write_comparison(run_dirs: Sequence[Path], directory: Path, title: str, refe
     """Make report.html, figures/ and the tables (Markdown, LaTeX, CSV) of several finished runs on one stream."""
     runs = [_read(run_dir / "results.json") for run_dir in run_dirs]
     drawn = comparison_figures.of_comparison(runs, [_read(run_dir / "diagnostics.json") for run_dir in run_dirs])
-    made = tables.of_comparison(runs, reference)
+    made = comparison_tables.of_comparison(runs, reference)
     directory.mkdir(parents=True, exist_ok=True)
     page = _page(
         title=title,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedbnn import comparison_figures, console, figure_style, grid, report, runs, tables
+from fedbnn import comparison_figures, comparison_tables, console, figure_style, grid, report, runs
 from fedbnn.commands.arguments import Arguments, numbers, positive, words
 from fedbnn.config import parse
 from fedbnn.errors import ConfigError
@@ -106,7 +106,7 @@ def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
     """Report, tables and figures of these cells, and the two main tables on the screen."""
     if cells:
         written = report.write_comparison([cell.directory for cell in cells], directory, title)
-        console.show(tables.of_comparison([cell.results() for cell in cells])[:2], f"report  {written.page}")
+        console.show(comparison_tables.of_comparison([cell.results() for cell in cells])[:2], f"report  {written.page}")
 
 
 def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
@@ -114,7 +114,7 @@ def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
     if not cells:
         return
     named = [{**cell.results(), "method": f"{cell.method} {sweep.of(cell) or ''}".strip()} for cell in cells]
-    made = tables.of_comparison(named)
+    made = comparison_tables.of_comparison(named)
     report.write_tables(made, directory)
     console.show(made[:1], f"tables  {directory / 'tables.md'}")
     figures = {"focus_on_now": comparison_figures.now(named)}

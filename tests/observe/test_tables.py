@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedbnn import table_formats, tables
+from fedbnn.comparison_tables import of_comparison
 
 
 def cell(table: tables.Table, row: str, column: str) -> tables.Cell:
@@ -24,7 +25,7 @@ def test_the_table_of_a_run_holds_ts_fin_and_chance_of_both_regimes(run) -> None
 
 
 def test_means_and_deviations_are_over_the_seeds(grid) -> None:
-    summary = tables.of_comparison(grid)[0]
+    summary = of_comparison(grid)[0]
     values = [run["task_aware"]["avg_ts"] for run in grid if run["method"] == "fedavg"]
     found = cell(summary, "fedavg", "aware @TS")
     assert found.value == pytest.approx(statistics.mean(values))
@@ -33,7 +34,7 @@ def test_means_and_deviations_are_over_the_seeds(grid) -> None:
 
 def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_store_nothing(grid) -> None:
     grid[-1]["task_aware"]["avg_ts"] = 1000.0
-    summary = tables.of_comparison(grid)[0]
+    summary = of_comparison(grid)[0]
     column = {row.name: cell(summary, row.name, "aware @TS") for row in summary.rows[:-1]}
     assert not column["fcil [200]"].best
     rivals = {name: found for name, found in column.items() if "[" not in name}
@@ -48,13 +49,13 @@ def test_a_bound_wins_nothing(grid) -> None:
     for run in bound:
         if run["method"] == "fedavg":
             run["task_aware"]["avg_ts"] = 2000.0
-    summary = tables.of_comparison(bound)[0]
+    summary = of_comparison(bound)[0]
     assert not cell(summary, "fedavg", "aware @TS").best
     assert "bounds" in summary.notes[0]
 
 
 def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
-    paired = tables.of_comparison(list(reversed(grid)))[1]
+    paired = of_comparison(list(reversed(grid)))[1]
     by_key = {(run["method"], run["seed"]): run["class_agnostic"]["avg_fin"] for run in grid}
     differences = [by_key["fedbnn", seed] - by_key["fedavg", seed] for seed in range(3)]
     found = cell(paired, "fedbnn − fedavg", "agnostic @Fin")
@@ -65,31 +66,31 @@ def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
 def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_costs(grid) -> None:
     worse = {name: {**grid[0][name], "avg_fin": 1.0} for name in ("task_aware", "class_agnostic")}
     both = [{**grid[0], "linear": {**worse, "fon": grid[0]["fon"], "novelty": None}}, *grid[1:]]
-    made = tables.of_comparison(both)
+    made = of_comparison(both)
     name = f"{grid[0]['method']}, linear rows"
     assert cell(made[0], name, "aware @Fin").value == 1.0
-    assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(tables.of_comparison(grid)[0], grid[0]["method"], "aware @Fin")
-    assert made[-1] == tables.of_comparison(grid)[-1]
+    assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(of_comparison(grid)[0], grid[0]["method"], "aware @Fin")
+    assert made[-1] == of_comparison(grid)[-1]
 
 
 def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> None:
-    table = next(one for one in tables.of_comparison(grid) if one.title.startswith("Focus-on-Now"))
+    table = next(one for one in of_comparison(grid) if one.title.startswith("Focus-on-Now"))
     mine = [[value for value in run["fon"]["task_aware"] if value is not None] for run in grid if run["method"] == "fedavg"]
     expected = statistics.mean(statistics.mean(values) for values in mine)
     assert cell(table, "fedavg", "task-aware").value == pytest.approx(expected)
 
 
 def test_a_seed_without_its_partner_is_not_compared(grid) -> None:
-    paired = tables.of_comparison([run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}])[1]
+    paired = of_comparison([run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}])[1]
     assert cell(paired, "fedbnn − fedavg", "aware @TS").spread is None
-    assert not [table for table in tables.of_comparison(grid[3:]) if table.title.startswith("Paired")]
+    assert not [table for table in of_comparison(grid[3:]) if table.title.startswith("Paired")]
 
 
 def test_missing_numbers_are_dashes_and_never_best(grid) -> None:
     for run in grid:
         run["task_aware"]["avg_fin"] = None
         run["novelty"] = None
-    summary = tables.of_comparison(grid)[0]
+    summary = of_comparison(grid)[0]
     found = cell(summary, "fedbnn", "aware @Fin")
     assert found.text() == "–"
     assert not found.best
@@ -102,7 +103,7 @@ def test_a_small_negative_difference_is_not_minus_zero() -> None:
 
 def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None:
     written = io.StringIO()
-    for table in tables.of_comparison(grid):
+    for table in of_comparison(grid):
         Console(file=written, width=80).print(table_formats.terminal(table))
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
@@ -112,7 +113,7 @@ def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None
 
 
 def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
-    summary = tables.of_comparison(grid)[0]
+    summary = of_comparison(grid)[0]
     text = table_formats.markdown(summary)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
@@ -123,7 +124,7 @@ def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
 def test_latex_escapes_and_balances(grid) -> None:
     for run in grid:
         run["method"] = run["method"] + "_x&50%"
-    text = table_formats.latex(tables.of_comparison(grid, reference="fedbnn_x&50%")[0])
+    text = table_formats.latex(of_comparison(grid, reference="fedbnn_x&50%")[0])
     assert r"fedavg\_x\&50\%" in text
     assert text.count(r"\begin{tabular}{lrrrrrr}") == text.count(r"\end{tabular}") == 1
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -131,7 +132,7 @@ def test_latex_escapes_and_balances(grid) -> None:
 
 
 def test_csv_has_every_number_unrounded(grid) -> None:
-    made = tables.of_comparison(grid)
+    made = of_comparison(grid)
     rows = list(csv.DictReader(io.StringIO(table_formats.comma_separated(made))))
     assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
     mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
