@@ -23,7 +23,7 @@ from fedbnn.gate import Gate
 from fedbnn.layout import layout_of
 from fedbnn.local import LocalTraining
 from fedbnn.methods import METHODS
-from fedbnn.methods.base import without_boundaries
+from fedbnn.methods.boundary import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.program import Program
 from fedbnn.runner import Plan

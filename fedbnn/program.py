@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fedbnn import console, manifests, report, runs, tables
+from fedbnn import comparison_tables, console, manifests, report, runs
 from fedbnn.config import Parsed, Schema, parse
 from fedbnn.outcome import ended, traceback_to
 from fedbnn.runner import Plan, conduct
@@ -63,7 +63,7 @@ class Program:
                 return int(stopped.code)
         if len(found) > 1:
             written = report.write_comparison(directories, first / "beside", str(wanted[0]["name"]))
-            console.show(tables.of_comparison(found)[:1], f"side by side  {written.page}")
+            console.show(comparison_tables.of_comparison(found)[:1], f"side by side  {written.page}")
         return 0
 
     def _conduct(self, parsed: Parsed, directory: Path) -> dict[str, Any]:

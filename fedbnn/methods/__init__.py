@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbnn.methods.base import BoundaryMethod, Method
+from fedbnn.methods.base import Method
+from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.ewc import EWC
 from fedbnn.methods.fcil import FCIL
 from fedbnn.methods.fedavg import FedAvg

@@ -21,7 +21,8 @@ from fedbnn import folds
 from fedbnn.errors import ConfigError
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
-from fedbnn.methods.base import Assignment, BoundaryMethod, Fold, LocalObjective, Spec
+from fedbnn.methods.base import Assignment, Fold, LocalObjective, Spec
+from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.pull import Pull
 from fedbnn.methods.rows import by_parameter, gathered, padded
 from fedbnn.networks import Classifier

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedbnn.errors import ConfigError
 from fedbnn.layout import Layout
-from fedbnn.methods.base import Assignment, BoundaryMethod, LocalObjective
+from fedbnn.methods.base import Assignment, LocalObjective
+from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.snapshots import OldColumns, recall, remember
 from fedbnn.networks import Classifier
 from fedbnn.state import State

@@ -8,7 +8,7 @@ import pytest
 import train
 from fedbnn.config import parse
 from fedbnn.methods import EWC, FCIL, MAS, METHODS, BoundaryMethod, FedAvg, FedBNN, LwF, Method, Scaffold
-from fedbnn.methods.base import without_boundaries
+from fedbnn.methods.boundary import without_boundaries
 
 
 class Silent:
