@@ -85,7 +85,8 @@ def plan(parsed: Parsed, run_dir: Path) -> Plan:
         config=parsed.values, yaml=anywhere.yaml(), run_dir=run_dir, resumed=bool(parsed.flags.resume),
         stream=stream, method=method, layout=layout, gate=gate, keep_rounds=parsed["keep_rounds"],
         card=Card(
-            parsed["network"], stream.image_shape, (), stream.look, method.latent_norm, method.head_temperature, method.head_rows
+            parsed["network"], stream.image_shape, (), stream.look, method.latent_norm,
+            method.head_temperature, method.head_rows, method.head_prior,
         ),
         initial=method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients),
         engine=lambda: engine(parsed, run_dir, gate.deadline_seconds),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedbnn import metrics
+from fedbnn.discriminant import Prior, Reading
 from fedbnn.errors import RunDirectoryError
 from fedbnn.files import as_json, write_atomic
 from fedbnn.images import ImageSet, Look
@@ -41,6 +42,12 @@ class Card:
     bayes_norm: bool = True
     temperature: float = 1.0
     head_rows: float = 0.0
+    head_prior: Prior = "uniform"
+
+    @property
+    def reading(self) -> Reading:
+        """How its class posteriors are read."""
+        return Reading(self.temperature, self.head_rows, self.head_prior)
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,7 @@ class Model:
 
     def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
         """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
-        heads = (self.card.temperature, self.card.head_rows)
-        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed, *heads)
+        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed, self.card.reading)
         labels = torch.zeros(len(images), dtype=torch.long)
         scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.look))
         sampled = scores.softmax(-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedbnn import library
-from fedbnn.discriminant import Discriminant
+from fedbnn.discriminant import PLAIN, Discriminant, Reading
 from fedbnn.images import ImageSet
 from fedbnn.layout import Layout
 from fedbnn.networks import Classifier
@@ -25,15 +25,14 @@ class Predictor:
     """A state made ready to score images; `classes` are those with a trained row, in the order of the columns."""
 
     def __init__(
-        self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, temperature: float = 1.0,
-        head_rows: float = 0.0,
-    ) -> None:  # fmt: skip
+        self, trunk: nn.Module, layout: Layout, state: State, samples: int = 8, seed: int = 0, reading: Reading = PLAIN
+    ) -> None:
         self.classes = library.trained(state)
         self._rows = state.index(self.classes)
         self._network = Classifier(trunk, len(self.classes)).eval()
         layout.write(trunk, state["trunk"], state["buffers"])
-        self._layout, self._state, self._head_rows = layout, state, head_rows
-        self._discriminant = self._places(temperature) if "places.count" in state else None
+        self._layout, self._state, self._reading = layout, state, reading
+        self._discriminant = self._places() if "places.count" in state else None
         self._draws = self._drawn(samples, seed) if state.bayesian and samples else [self._means()]
 
     def _means(self) -> dict[str, Tensor]:
@@ -63,20 +62,17 @@ class Predictor:
             return torch.stack([torch.cat([self._logits(draw, batch) for batch in batches]) for draw in self._draws])
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
-        """Scores of one draw: from the class posteriors where there are any, else from the rows.
-
-        log p(c | x) = log p(f | c) / temperature + head_rows (row_c . f + bias_c) + const: the rows may add a second opinion.
-        """
+        """Scores of one draw: from the class posteriors where there are any (`Reading`), else from the rows."""
         if self._discriminant is None:
             logits: Tensor = functional_call(self._network, draw, (batch,))
             return logits
         trunk = {name.removeprefix("trunk."): value for name, value in draw.items() if name.startswith("trunk.")}
         features: Tensor = functional_call(self._network.trunk, trunk, (batch,))
         scores = self._discriminant.scores(features)
-        if not self._head_rows:
+        if not self._reading.rows:
             return scores
-        return scores + self._head_rows * nn.functional.linear(features, draw["head.weight"], draw["head.bias"])
+        return scores + self._reading.rows * nn.functional.linear(features, draw["head.weight"], draw["head.bias"])
 
-    def _places(self, temperature: float) -> Discriminant:
+    def _places(self) -> Discriminant:
         """The class posteriors of the trained rows."""
-        return Discriminant.of(Places.of(self._state, self._state["rows"].shape[1] - 1), self._rows, temperature)
+        return Discriminant.of(Places.of(self._state, self._state["rows"].shape[1] - 1), self._rows, self._reading)

@@ -162,8 +162,8 @@ def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
 
 
 def _predictor(plan: Plan, state: State) -> Predictor:
-    seed, heads = int(plan.config["seed"]), (plan.card.temperature, plan.card.head_rows)
-    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, plan.evaluation.samples, seed, *heads)
+    samples, seed = plan.evaluation.samples, int(plan.config["seed"])
+    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, samples, seed, plan.card.reading)
 
 
 def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 import fedbnn
 from fedbnn import library
 from fedbnn.deploy import Card, load, save_model
+from fedbnn.discriminant import Reading
 from fedbnn.images import ImageSet, Look
 from fedbnn.layout import layout_of
 from fedbnn.places import Places
@@ -46,8 +47,8 @@ def state_of(trunk: nn.Module, bayesian: bool = True, bayes_norm: bool = True, p
     return state
 
 
-def predictor(state: State, trunk: nn.Module, **options: Any) -> Predictor:
-    return Predictor(trunk, layout_of(trunk), state, **options)
+def predictor(state: State, trunk: nn.Module, samples: int = 8, seed: int = 0, **reading: Any) -> Predictor:
+    return Predictor(trunk, layout_of(trunk), state, samples, seed, Reading(**reading))
 
 
 def card_of(bayes_norm: bool = True, network: str = "mlp", shape: tuple[int, int, int] = SHAPE, **options: Any) -> Card:

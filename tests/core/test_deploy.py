@@ -11,6 +11,7 @@ import torch
 
 import fedbnn
 from fedbnn.deploy import CARD, MODEL, load, save_model
+from fedbnn.discriminant import Reading
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.layout import layout_of
 from fedbnn.methods import FedBNN
@@ -30,11 +31,12 @@ def test_a_saved_model_predicts_the_same(tmp_path: Path, bayesian: bool, places:
     assert found.classes == ("a", "c")
 
 
-def test_a_saved_model_keeps_what_its_rows_have_to_say(tmp_path: Path) -> None:
+def test_a_saved_model_keeps_how_its_classes_are_read(tmp_path: Path) -> None:
     trunk = MLP(SHAPE, (5,))
     state = state_of(trunk, places=True)
-    save_model(tmp_path, replace(card_of(), temperature=2.0, head_rows=0.3), state, layout_of(trunk))
-    expected = predictor(state, trunk, samples=6, seed=1, temperature=2.0, head_rows=0.3).scores(images()).softmax(-1).mean(0)
+    save_model(tmp_path, replace(card_of(), temperature=2.0, head_rows=0.3, head_prior="frequency"), state, layout_of(trunk))
+    reading = {"temperature": 2.0, "rows": 0.3, "prior": "frequency"}
+    expected = predictor(state, trunk, samples=6, seed=1, **reading).scores(images()).softmax(-1).mean(0)
     assert torch.equal(load(tmp_path).predict(images().pixels, samples=6, seed=1).probabilities, expected)
 
 
@@ -42,9 +44,9 @@ def test_a_card_from_before_the_rows_had_a_say_still_loads(tmp_path: Path) -> No
     trunk = MLP(SHAPE, (5,))
     saved(tmp_path, trunk, state_of(trunk, places=True))
     card = json.loads((tmp_path / CARD).read_text())
-    del card["head_rows"]
+    del card["head_rows"], card["head_prior"]
     (tmp_path / CARD).write_text(json.dumps(card))
-    assert load(tmp_path).card.head_rows == 0
+    assert load(tmp_path).card.reading == Reading()
 
 
 @pytest.mark.parametrize("share", [-0.1, float("inf"), float("nan")])

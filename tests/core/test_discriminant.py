@@ -9,7 +9,7 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from fedbnn.discriminant import Discriminant, shrinkage
+from fedbnn.discriminant import Discriminant, Reading, shrinkage
 from fedbnn.messages import Update
 from fedbnn.places import Places
 from fedbnn.state import State
@@ -97,8 +97,37 @@ def test_scores_are_differences_of_student_t_densities() -> None:
 def test_temperature_divides_the_scores() -> None:
     features, labels = world(10)
     places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
-    one, two = (Discriminant.of(places, torch.arange(3), temperature).scores(features) for temperature in (1.0, 2.0))
+    one, two = (Discriminant.of(places, torch.arange(3), Reading(temperature)).scores(features) for temperature in (1.0, 2.0))
     torch.testing.assert_close(one, 2 * two)
+
+
+def uneven() -> tuple[Tensor, Tensor, Places]:
+    """Classes of 90, 30 and 6 images that overlap, and where they lie."""
+    features, labels = world(11, 900)
+    keep = torch.cat([(labels == c).nonzero().flatten()[:count] for c, count in enumerate((90, 30, 6))])
+    features, labels = features[keep] + 3 * torch.randn(126, 4).double(), labels[keep]
+    return features, labels, Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
+
+
+def test_a_prior_of_frequencies_is_the_mean_of_their_dirichlet_posterior() -> None:
+    """Added after the temperature: it weighs classes, not features."""
+    features, _, places = uneven()
+    readings = Reading(3.0, prior="frequency"), Reading(3.0)
+    often, alike = (Discriminant.of(places, torch.tensor([0, 2]), reading).scores(features) for reading in readings)
+    expected = torch.log(torch.tensor([91.0, 7.0]) / 98)
+    torch.testing.assert_close((often - alike).diff(dim=1), expected.diff().expand(len(features), 1), rtol=0, atol=1e-5)
+
+
+def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None:
+    features, labels, places = uneven()
+    share = shrinkage(places.scatter / places.weight, float(places.weight))
+    priors = [91 / 129, 31 / 129, 7 / 129]
+    reference = LinearDiscriminantAnalysis(solver="eigen", shrinkage=share, priors=priors).fit(features.numpy(), labels.numpy())
+    ours = Discriminant.of(places, torch.arange(3), Reading(prior="frequency")).scores(features).argmax(1)
+    alike = Discriminant.of(places, torch.arange(3)).scores(features).argmax(1)
+    agreement = (ours == torch.tensor(reference.predict(features.numpy()))).double().mean()
+    assert agreement > 0.97  # Student-t tails move a few images near a border
+    assert (ours == 2).sum() < (alike == 2).sum()
 
 
 def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[Places, Tensor]:

@@ -25,8 +25,8 @@ def test_rows_beside_the_class_posteriors_add_their_scores(samples: int) -> None
     """The same draws judge: scores of both = scores of the posteriors + weight * scores of the rows."""
     trunk = MLP(SHAPE, (5,))
     state = state_of(trunk, places=True)
-    both, posteriors = (predictor(state, trunk, samples=samples, head_rows=weight).scores(images()) for weight in (0.3, 0.0))
-    rows = predictor(without_places(state), trunk, samples=samples, head_rows=0.3).scores(images())
+    both, posteriors = (predictor(state, trunk, samples=samples, rows=weight).scores(images()) for weight in (0.3, 0.0))
+    rows = predictor(without_places(state), trunk, samples=samples, rows=0.3).scores(images())
     torch.testing.assert_close(both, posteriors + 0.3 * rows)
     assert not torch.allclose(both, posteriors)
 
