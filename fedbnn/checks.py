@@ -1,6 +1,6 @@
 """What one update must be, whoever else answers: each check refuses with its own reason, in the documented order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -12,6 +12,7 @@ from fedbnn.messages import Update
 from fedbnn.updates import Refused
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+Room = Mapping[str, Sequence[float]]
 LARGEST = 1e18
 
 
@@ -21,7 +22,7 @@ class Call:
 
     `prior` is the digest of the order; `roll` the images by class of every client asked. `expected` gives the
     tensors of an update that carries rows of these classes, `defect` says why an update cannot be folded, and
-    `influence` puts it as a point among the others.
+    `influence` puts it as a point among the others, and `room` says how much its rows may still learn, by tensor.
     """
 
     run: str
@@ -32,6 +33,7 @@ class Call:
     expected: Callable[[tuple[str, ...]], Spec]
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Tensor]
+    room: Callable[[Update], Room]
 
 
 def addressed(update: Update, call: Call) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.influence import ROUNDING, influence_of_factor
+from fedbnn.influence import ROUNDING, influence_of_factor, room_of_rows
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
 from fedbnn.methods.base import Fold, Method, Spec
@@ -152,6 +152,13 @@ class FedBNN(Method):
             return super().influence(state, update)
         scale, factor = state["trunk.scale"], (update.tensors["trunk.precision"], update.tensors["trunk.info"])
         return influence_of_factor(state["trunk"][: len(scale)], scale, *factor)
+
+    def room(self, state: State, update: Update) -> dict[str, list[float]]:
+        """What the precision of each row lacks to that of a typical one of the library."""
+        if not state.bayesian or not update.counts:
+            return {}
+        rows, trained = state.index(update.classes), state["rows.samples"] > 0
+        return {"rows.precision": room_of_rows(state["rows.scale"], trained, rows)}
 
 
 def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:

@@ -60,7 +60,8 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
     """One round."""
     payload = Order("toy", round, "train", state).to_bytes()
     roll: Mapping[int, Mapping[str, int]] = {client: {"all": SAMPLES} for client in participants(round)}
-    call = Call("toy", round, "train", wire.digest(payload), roll, lambda classes: SPEC, lambda update: None, point(state))
+    free = (lambda classes: SPEC, lambda update: None, point(state), lambda update: {})
+    call = Call("toy", round, "train", wire.digest(payload), roll, *free)
     with ledger.spool(round, "train") as spool:
         admission, privates = Admission(gate, call, spool, Rejected(ledger.run_dir / "rejected")), spool.beside("private")
         for answer in engine.gather(payload, sorted(roll), ledger.private):

@@ -31,7 +31,7 @@ def point(update: Update) -> Tensor:
     return influence_of_point(torch.zeros(8), update.tensors["trunk"])
 
 
-CALL = Call("run-1", 7, "train", "digest", ROLL, expected, defect, point)
+CALL = Call("run-1", 7, "train", "digest", ROLL, expected, defect, point, lambda update: {})
 
 
 def honest(client: int = 0, /, **changes: Any) -> Update:

@@ -13,6 +13,7 @@ from fedbnn.influence import (
     influence_of_point,
     largest,
     pulls,
+    room_of_rows,
     row_lengths,
     row_ratio,
     squared_distances,
@@ -107,30 +108,48 @@ def test_the_pull_of_one_client_never_exceeds_the_cap(pull: float, cap: float) -
 def test_rows_are_measured_by_a_typical_row_of_a_typical_other() -> None:
     lengths = {0: {"rows": [1.0, 3.0]}, 1: {"rows": [2.0, 2.0]}, 2: {"rows": [2.0, 2.0, 100.0]}}
     lengths[3] = {"rows": [8.0, 8.0], "other": [1.0]}
-    assert row_ratio(lengths, [0, 1, 2, 3], 3) == (4.0, "rows")
-    assert row_ratio(lengths, [0, 1, 2, 3], 2) == (50.0, "rows")
-    assert row_ratio(lengths, [3, 1], 3) == (0.0, "")
-    assert row_ratio(lengths, [0, 1, 2], 7) == (0.0, "")
+    assert row_ratio(lengths, [0, 1, 2, 3], 3, {}) == (4.0, "rows")
+    assert row_ratio(lengths, [0, 1, 2, 3], 2, {}) == (50.0, "rows")
+    assert row_ratio(lengths, [3, 1], 3, {}) == (0.0, "")
+    assert row_ratio(lengths, [0, 1, 2], 7, {}) == (0.0, "")
 
 
 def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
     lengths = {k: {"rows.precision": [1e-4]} for k in range(3)} | {k: {"rows.precision": [2.0, 3.0]} for k in (3, 4, 5)}
     everybody = list(lengths)
-    assert [row_ratio(lengths, everybody, client)[0] for client in (3, 4, 5)] == [1.5] * 3
-    assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0) == (50.0, "rows.precision")
+    assert [row_ratio(lengths, everybody, client, {})[0] for client in (3, 4, 5)] == [1.5] * 3
+    assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0, {}) == (50.0, "rows.precision")
 
 
 def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more() -> None:
     lengths = {k: {"rows.precision": [1.0]} for k in range(4)} | {4: {"rows.precision": [2e6]}}
-    assert row_ratio(lengths, list(lengths), 4) == (2e6, "rows.precision")
-    assert row_ratio(lengths, list(lengths), 0) == (1.0, "rows.precision")
+    assert row_ratio(lengths, list(lengths), 4, {}) == (2e6, "rows.precision")
+    assert row_ratio(lengths, list(lengths), 0, {}) == (1.0, "rows.precision")
 
 
 def test_one_liar_with_two_classes_turns_nobody_out() -> None:
     """Rows that claim to have hardly changed would make all others look long."""
     lengths = {k: {"rows.precision": [0.5]} for k in range(8)} | {8: {"rows.precision": [1.0, 1.0]}}
     lengths[9] = {"rows.precision": [1e-6, 1e-6]}
-    assert max(row_ratio(lengths, list(lengths), client)[0] for client in range(9)) <= 1.0
+    assert max(row_ratio(lengths, list(lengths), client, {})[0] for client in range(9)) <= 1.0
+
+
+def test_a_young_row_may_catch_up_with_a_typical_one_of_the_library() -> None:
+    """Two clients meet a class of which the library knows nothing, while all others only confirm what it knows."""
+    scales, trained = torch.tensor([0.1, 0.1, 0.1, 1.0])[:, None].expand(4, 3), torch.tensor([True, True, True, False])
+    room = room_of_rows(scales, trained, torch.tensor([0, 3]))
+    assert room == pytest.approx([0.0, 99 * 3**0.5])
+    lengths = {k: {"rows.precision": [0.5, 0.5]} for k in range(4)} | {4: {"rows.precision": [0.5, 200.0]}}
+    everybody = list(lengths)
+    assert row_ratio(lengths, everybody, 4, {})[0] == 400.0
+    assert row_ratio(lengths, everybody, 4, {"rows.precision": room})[0] == pytest.approx(200 / (99 * 3**0.5))
+    forged = lengths | {4: {"rows.precision": [200.0, 0.5]}}  # the row that is old already
+    assert row_ratio(forged, everybody, 4, {"rows.precision": room})[0] == 400.0
+    assert row_ratio(lengths | {4: {"rows.precision": [0.5, 1e6]}}, everybody, 4, {"rows.precision": room})[0] > 1000
+
+
+def test_a_library_without_trained_rows_leaves_no_room() -> None:
+    assert room_of_rows(torch.ones(2, 3), torch.tensor([False, False]), torch.tensor([0, 1])) == [0.0, 0.0]
 
 
 def test_only_row_tensors_are_measured() -> None:
