@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedbnn import metrics
-from fedbnn.discriminant import Prior, Reading
+from fedbnn.discriminant import ClassPrior, Reading
 from fedbnn.errors import RunDirectoryError
 from fedbnn.files import as_json, write_atomic
 from fedbnn.images import ImageSet, Look
@@ -42,7 +42,7 @@ class Card:
     bayes_norm: bool = True
     temperature: float = 1.0
     head_rows: float = 0.0
-    head_prior: Prior = "uniform"
+    head_prior: ClassPrior = "uniform"
 
     @property
     def reading(self) -> Reading:

@@ -6,7 +6,8 @@ of freedom, the predictive density of class c at features f is a multivariate St
     d_c = (f - m_c)^T S^-1 (f - m_c) / (1 + 1/n_c)
     log p(f | c) = -(v + d)/2 log(1 + d_c / v) - d/2 log(1 + 1/n_c) + const
 
-Where classes are not met equally often (`frequency`), p(c) is the mean of a Dirichlet posterior, else all are alike:
+n_c is the count of `fedbnn.places`, in which old visits count less. Where classes are not met equally often
+(`frequency`), p(c) is the mean of the Dirichlet posterior of these counts, else all are alike:
 
     log p(c) = log(n_c + 1) + const
 """
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedbnn.places import Places
 
 SMALLEST = 1e-9
-Prior = Literal["uniform", "frequency"]
+ClassPrior = Literal["uniform", "frequency"]
 
 
 def shrinkage(covariance: Tensor, samples: float) -> float:
@@ -40,7 +41,7 @@ class Reading:
 
     temperature: float = 1.0
     rows: float = 0.0
-    prior: Prior = "uniform"
+    prior: ClassPrior = "uniform"
 
 
 PLAIN = Reading()

@@ -1,4 +1,4 @@
-"""What the choice of a method changes where everything else is the same."""
+"""What the choice of a method changes on the same seeds, hence on the same stream of images."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from fedbnn.tables import MOMENTS, SPOKEN, Cell, Results, Row, Table, by_method,
 
 
 def differences(runs: Sequence[Results], reference: str) -> list[Table]:
-    """reference - baseline, seed by seed, averaged; nothing without pairs."""
+    """mean_s (a_s - b_s) and its deviation, for accuracies a of the reference and b of another on seed s, where both ran."""
     grouped = by_method(runs)
     own = {run["seed"]: run for run in grouped.get(reference, [])}
     columns = {
@@ -16,8 +16,8 @@ def differences(runs: Sequence[Results], reference: str) -> list[Table]:
         for moment in MOMENTS
     }
     rows = []
-    for method, others in grouped.items():
-        pairs = [(own[other["seed"]], other) for other in others if other["seed"] in own and method != reference]
+    for method, others in ((name, mine) for name, mine in grouped.items() if name != reference):
+        pairs = [(own[other["seed"]], other) for other in others if other["seed"] in own]
         if pairs:
             rows.append(Row(f"{reference} − {method}", tuple(_difference(pairs, *path) for path in columns.values())))
     note = "difference of the averages on the same seeds, in points: mean ± standard deviation over the pairs"

@@ -1,22 +1,25 @@
 """Read finished runs again with other settings of their class posteriors: nothing is trained, the same draws judge.
 
-    python results/reread.py --rows 0,0.1,0.2 --priors uniform,frequency runs/compare-NAME/*-s?
+    python results/reread.py --runs runs/compare-NAME/fedbnn-s? --rows 0 0.1 0.2 --priors uniform frequency
 
-The last state of each run is judged on the full test sets; a line is a method with one reading, averaged over its runs.
+The last state of each run is judged on all images its configuration tests on; a line is a method with one reading, averaged
+over its runs.
 """
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
+from typing import get_args
 
 import torch
 
 import train
 from fedbnn import deploy
 from fedbnn.config import Parsed, parse
-from fedbnn.discriminant import Reading
+from fedbnn.discriminant import ClassPrior, Reading
 from fedbnn.evaluation import evaluate_round
 from fedbnn.predictor import Predictor
 
@@ -32,8 +35,11 @@ def judged(run_dir: Path, readings: Sequence[Reading], data_dir: Path | None) ->
     words = ["--config", str(run_dir / "config.yaml"), *(["--stream.data_dir", str(data_dir)] if data_dir else [])]
     parsed: Parsed = parse(words, train.SCHEMA)
     model, stream, settings = deploy.load(run_dir), parsed.build("stream", seed=parsed["seed"]), parsed.build("evaluate")
+    if "places.count" not in model.state:
+        raise SystemExit(f"{run_dir} has no class posteriors: train with --method.head gaussian")
     for reading in readings:
-        predictor = Predictor(model.trunk, model.layout, model.state, settings.samples, parsed["seed"], reading)
+        warm = replace(reading, temperature=model.card.temperature)
+        predictor = Predictor(model.trunk, model.layout, model.state, settings.samples, parsed["seed"], warm)
         tasks = evaluate_round(predictor, stream, stream.rounds, settings)["tasks"]
         yield parsed["method"]["name"], reading, [mean(task[part][name] for task in tasks) for part, name in COLUMNS.values()]
 
@@ -51,15 +57,13 @@ def table(found: Sequence[tuple[str, Reading, list[float]]]) -> list[str]:
 def main() -> None:
     """Judge every run with every reading, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, help="directories of finished runs with class posteriors")
-    parser.add_argument("--rows", default="0", help="values of method.head_rows, with commas between them")
-    parser.add_argument("--priors", default="uniform", help="values of method.head_prior, with commas between them")
-    parser.add_argument("--temperature", type=float, default=3.0, help="method.head_temperature")
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, help="directories of finished runs with class posteriors")
+    parser.add_argument("--rows", nargs="+", type=float, default=[0.0], help="values of method.head_rows")
+    parser.add_argument("--priors", nargs="+", choices=get_args(ClassPrior), default=["uniform"], help="of method.head_prior")
     parser.add_argument("--data_dir", type=Path, help="where the images are, if not where the runs found them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    settings = product(options.priors.split(","), map(float, options.rows.split(",")))
-    readings = [Reading(options.temperature, rows, prior) for prior, rows in settings]
+    readings = [Reading(rows=rows, prior=prior) for prior, rows in product(options.priors, options.rows)]
     found = [line for run_dir in options.runs for line in judged(run_dir, readings, options.data_dir)]
     print("\n".join(table(found)))
 

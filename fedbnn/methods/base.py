@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedbnn import folds, library
 from fedbnn.audience import Audience
-from fedbnn.discriminant import Prior
+from fedbnn.discriminant import ClassPrior
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet
 from fedbnn.influence import influence_of_point
@@ -93,7 +93,7 @@ class Method:
         head_drift: whether class posteriors are carried along when the trunk moves.
         head_temperature: scores of the class posteriors are divided by it.
         head_rows: how much the linear rows say beside `gaussian` class posteriors: this much of their scores is added.
-        head_prior: class posteriors take all classes for alike (`uniform`), or for as likely as they were met (`frequency`).
+        head_prior: class posteriors take all classes for alike (`uniform`), or as likely as they were met of late (`frequency`).
     """
 
     formula: ClassVar[str] = ""
@@ -111,7 +111,7 @@ class Method:
     head_drift: bool = True
     head_temperature: float = 3.0
     head_rows: float = 0.0
-    head_prior: Prior = "uniform"
+    head_prior: ClassPrior = "uniform"
 
     @property
     def latent_norm(self) -> bool:

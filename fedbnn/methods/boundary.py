@@ -10,7 +10,7 @@ from fedbnn.state import State
 
 @dataclass(frozen=True)
 class BoundaryMethod(Method):
-    """A method that must be told when a task ends; nothing else ever receives a boundary.
+    """A method that must be told when a task ends; nothing else ever receives a boundary. `blind` is its pace without one.
 
     Args:
         every: consolidate every so many rounds; null at the true end of each task, and every 10 rounds where tasks overlap.

@@ -53,6 +53,16 @@ def test_both_heads_of_a_method_stand_under_its_line(grid: Runs) -> None:
     assert "task-aware accuracy @TS beside the paper, in percent" not in titles  # the paper gives no @TS of gradual streams
 
 
+def test_the_presets_that_follow_the_paper_stand_under_its_line(grid: Runs) -> None:
+    renamed = [{**run, "method": run["method"].replace("fedavg", "fedbnn_authors")} for run in beside(grid, "small_ti")]
+    names = [row.name for row in published.beside(renamed)[0].rows]
+    assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn_authors"]
+
+
+def test_runs_of_two_scenarios_have_nothing_beside_them(grid: Runs) -> None:
+    assert published.beside([*beside(grid[:1], "small_ti"), *beside(grid[1:], "large_ti")]) == []
+
+
 @pytest.mark.parametrize("scenario", ["toy, three tasks", "cifar100_ci"])
 def test_another_scenario_or_other_tasks_have_nothing_beside_them(grid: Runs, scenario: str) -> None:
     assert published.beside(beside(grid, scenario)) == []
