@@ -12,7 +12,7 @@ from fedbnn.messages import Update
 from fedbnn.updates import Refused
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-Room = Mapping[str, Sequence[float]]
+Lengths = Mapping[str, Sequence[float]]
 LARGEST = 1e18
 
 
@@ -22,7 +22,7 @@ class Call:
 
     `prior` is the digest of the order; `roll` the images by class of every client asked. `expected` gives the
     tensors of an update that carries rows of these classes, `defect` says why an update cannot be folded, and
-    `influence` puts it as a point among the others, and `room` says how much its rows may still learn, by tensor.
+    `influence` puts it as a point among the others, and `known` says how long its rows are in the library, by tensor.
     """
 
     run: str
@@ -33,7 +33,7 @@ class Call:
     expected: Callable[[tuple[str, ...]], Spec]
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Tensor]
-    room: Callable[[Update], Room]
+    known: Callable[[Update], Lengths]
 
 
 def addressed(update: Update, call: Call) -> None:

@@ -13,7 +13,7 @@ from math import ceil, inf, isfinite
 import torch
 
 from fedbnn import influence
-from fedbnn.checks import CHECKS, Call, Room, addressed
+from fedbnn.checks import CHECKS, Call, Lengths, addressed
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.messages import Failure, Reply, Update
 from fedbnn.rejected import Rejected
@@ -78,7 +78,7 @@ class Admission:
     _heard: set[int] = field(default_factory=set)
     _samples: dict[int, int] = field(default_factory=dict)
     _rows: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    _young: dict[int, Room] = field(default_factory=dict)
+    _known: dict[int, Lengths] = field(default_factory=dict)
     _read: dict[int, Update] = field(default_factory=dict)
     _room: int = MEMORY
 
@@ -131,7 +131,7 @@ class Admission:
             raise Refused("its influence is not finite")
         self.spool.beside("points").put(update.client, point.view(torch.uint8).numpy().data)
         if self.call.exchange == TRAIN and update.samples:
-            self._rows[update.client], self._young[update.client] = influence.row_lengths(update.tensors), self.call.room(update)
+            self._rows[update.client], self._known[update.client] = influence.row_lengths(update.tensors), self.call.known(update)
 
     def _refuse(self, client: int, payload: bytes, reason: str) -> None:
         self.refused[client] = reason
@@ -151,7 +151,7 @@ class Admission:
         self.pulls = dict(zip(clients, pulls, strict=True))
         moved = [client for client, length in zip(clients, squares[:-1, -1].tolist(), strict=True) if length]
         for client, pull in self.pulls.items():
-            long, name = influence.row_ratio(self._rows, moved, client, self._young.get(client, {}))
+            long, name = influence.row_ratio(self._rows, moved, client, self._known.get(client, {}))
             near, usual = influence.trust(pull, cap), influence.trust(long, influence.LONG)
             self.trust[client] = min(near if client in moved else max(near, influence.LEAST), usual)
             if not usual:

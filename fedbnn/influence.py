@@ -18,11 +18,11 @@ honest distance. Three clients that moved are the least that can be judged.
 Rows of classes cannot be compared so: somebody may be the only one who knows a class, and a new class moves far. But
 rows are about equally long, and their precisions too. For each of these tensors, with l_kc the length of row c,
 
-    v_k = max_c l_kc / max(median_j median_c l_jc, room_c)    how long its longest row is, measured by a typical one
+    v_k = max_c l_kc / max(median_j median_c l_jc, L_c)    how long its longest row is, measured by a typical one
     trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
 
-Where tasks drift, some clients meet classes the others do not know yet, and a young row learns far more than an old one:
-room_c is what its precision lacks to that of a typical row of the library (`room_of_rows`), 0 for the others.
+L_c is the length of the precision that the library has for row c already, 0 for points. For where tasks drift, the last
+clients of an old task know their rows well, and add as much again as there is, while the first of a new one know little.
 
 A row that is alone wins every softmax and learns nothing, so clients with several classes are measured by each other: by
 the larger of their median and that of all. Clients with one class are measured likewise, or by all if fewer than two
@@ -115,23 +115,21 @@ def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {name: tensors[name].norm(dim=1).tolist() for name in ROWS if name in tensors and len(tensors[name])}
 
 
-def room_of_rows(scales: Tensor, trained: Tensor, rows: Tensor) -> list[float]:
-    """max(0, median_j |L_j| - |L_c|) for these rows, with |L| the length of 1 / s^2, over the trained rows of the library."""
-    lengths = scales.square().reciprocal_().norm(dim=1)
-    typical = _median(lengths[trained].tolist())
-    return [max(0.0, typical - length) for length in lengths[rows].tolist()]
+def known_lengths(scales: Tensor) -> list[float]:
+    """L_c = |1 / s_c^2| of rows with these scales."""
+    return [float(length) for length in scales.square().reciprocal_().norm(dim=1)]
 
 
 def row_ratio(
-    lengths: Mapping[int, Mapping[str, Sequence[float]]], moved: Sequence[int], client: int, room: Mapping[str, Sequence[float]]
+    lengths: Mapping[int, Mapping[str, Sequence[float]]], moved: Sequence[int], client: int, known: Mapping[str, Sequence[float]]
 ) -> tuple[float, str]:
     """The largest v_k of a client over its row tensors, and which one it is; 0 with fewer than two to compare it with."""
     found, others = [(0.0, "")], [lengths[other] for other in moved if other != client and other in lengths]
     for name, own in lengths.get(client, {}).items():
         typical = _typical_length([theirs[name] for theirs in others if name in theirs], alone=len(own) == 1)
         if typical:
-            free = room.get(name, [0.0] * len(own))
-            found.append((max(length / max(typical, young) for length, young in zip(own, free, strict=True)), name))
+            there = known.get(name, [0.0] * len(own))
+            found.append((max(length / max(typical, old) for length, old in zip(own, there, strict=True)), name))
     return max(found)
 
 

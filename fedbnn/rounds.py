@@ -176,7 +176,7 @@ def exchange(federation: Federation, state: State, this: Exchange, privates: Spo
         expected=lambda classes: party.expected(state, this.name, classes),
         defect=lambda update: party.defect(state, update),
         influence=lambda update: party.influence(state, update),
-        room=lambda update: federation.method.room(state, update),
+        known=lambda update: federation.method.known(state, update),
     )  # fmt: skip
     with federation.ledger.spool(this.round, this.name) as spool:
         admission = Admission(federation.gate, call, spool, federation.rejected)

@@ -195,8 +195,8 @@ class Method:
         """Where an update stands among the others, for the cap against the median of their distances."""
         return influence_of_point(state["trunk"], update.tensors["trunk"])
 
-    def room(self, state: State, update: Update) -> dict[str, list[float]]:
-        """How much the rows of an update may still learn until they are like others, by tensor; nothing for points."""
+    def known(self, state: State, update: Update) -> dict[str, list[float]]:
+        """How long the rows of an update are in the library already, by tensor, where they grow; nothing for points."""
         return {}
 
     def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:

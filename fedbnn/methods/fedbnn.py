@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedbnn import folds, library
 from fedbnn.errors import ConfigError
-from fedbnn.influence import ROUNDING, influence_of_factor, room_of_rows
+from fedbnn.influence import ROUNDING, influence_of_factor, known_lengths
 from fedbnn.layout import Layout
 from fedbnn.messages import Update
 from fedbnn.methods.base import Fold, Method, Spec
@@ -153,12 +153,11 @@ class FedBNN(Method):
         scale, factor = state["trunk.scale"], (update.tensors["trunk.precision"], update.tensors["trunk.info"])
         return influence_of_factor(state["trunk"][: len(scale)], scale, *factor)
 
-    def room(self, state: State, update: Update) -> dict[str, list[float]]:
-        """What the precision of each row lacks to that of a typical one of the library."""
+    def known(self, state: State, update: Update) -> dict[str, list[float]]:
+        """The precision of each row in the library."""
         if not state.bayesian or not update.counts:
             return {}
-        rows, trained = state.index(update.classes), state["rows.samples"] > 0
-        return {"rows.precision": room_of_rows(state["rows.scale"], trained, rows)}
+        return {"rows.precision": known_lengths(state["rows.scale"][state.index(update.classes)])}
 
 
 def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:

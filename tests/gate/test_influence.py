@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fedbnn.influence import (
     influence_of_factor,
     influence_of_point,
+    known_lengths,
     largest,
     pulls,
-    room_of_rows,
     row_lengths,
     row_ratio,
     squared_distances,
@@ -134,22 +134,17 @@ def test_one_liar_with_two_classes_turns_nobody_out() -> None:
     assert max(row_ratio(lengths, list(lengths), client, {})[0] for client in range(9)) <= 1.0
 
 
-def test_a_young_row_may_catch_up_with_a_typical_one_of_the_library() -> None:
-    """Two clients meet a class of which the library knows nothing, while all others only confirm what it knows."""
-    scales, trained = torch.tensor([0.1, 0.1, 0.1, 1.0])[:, None].expand(4, 3), torch.tensor([True, True, True, False])
-    room = room_of_rows(scales, trained, torch.tensor([0, 3]))
-    assert room == pytest.approx([0.0, 99 * 3**0.5])
-    lengths = {k: {"rows.precision": [0.5, 0.5]} for k in range(4)} | {4: {"rows.precision": [0.5, 200.0]}}
+def test_a_row_that_is_known_well_is_measured_by_what_is_known() -> None:
+    """The last client of an old task among the first of a new one, whose rows have hardly any precision yet."""
+    known = {"rows.precision": known_lengths(torch.tensor([0.1, 0.1, 1.0])[:, None].expand(3, 4))}
+    assert known["rows.precision"] == pytest.approx([200.0, 200.0, 2.0])
+    lengths = {k: {"rows.precision": [1.0, 1.0, 1.0]} for k in range(4)} | {4: {"rows.precision": [160.0, 1.0, 1.0]}}
     everybody = list(lengths)
-    assert row_ratio(lengths, everybody, 4, {})[0] == 400.0
-    assert row_ratio(lengths, everybody, 4, {"rows.precision": room})[0] == pytest.approx(200 / (99 * 3**0.5))
-    forged = lengths | {4: {"rows.precision": [200.0, 0.5]}}  # the row that is old already
-    assert row_ratio(forged, everybody, 4, {"rows.precision": room})[0] == 400.0
-    assert row_ratio(lengths | {4: {"rows.precision": [0.5, 1e6]}}, everybody, 4, {"rows.precision": room})[0] > 1000
-
-
-def test_a_library_without_trained_rows_leaves_no_room() -> None:
-    assert room_of_rows(torch.ones(2, 3), torch.tensor([False, False]), torch.tensor([0, 1])) == [0.0, 0.0]
+    assert row_ratio(lengths, everybody, 4, {}) == (160.0, "rows.precision")
+    assert row_ratio(lengths, everybody, 4, known)[0] == pytest.approx(0.8)
+    forged = {4: {"rows.precision": [1.0, 1.0, 160.0]}}  # the row that nobody knows
+    assert row_ratio(lengths | forged, everybody, 4, known)[0] == pytest.approx(80.0)
+    assert row_ratio(lengths | {4: {"rows.precision": [4000.0, 1.0, 1.0]}}, everybody, 4, known)[0] == pytest.approx(20.0)
 
 
 def test_only_row_tensors_are_measured() -> None:

@@ -103,7 +103,7 @@ def judged(world: World, method: FedBNN, updates: list[Update], directory: Path,
         expected=lambda classes: method.expected(state, "train", classes),
         defect=lambda update: method.defect(state, update),
         influence=lambda update: method.influence(state, update),
-        room=lambda update: method.room(state, update),
+        known=lambda update: method.known(state, update),
     )  # fmt: skip
     admission = Admission(gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0))
     for update in updates:
