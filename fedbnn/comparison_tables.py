@@ -7,24 +7,32 @@ from typing import Any
 
 from fedbnn import paired, published
 from fedbnn.judging import REGIMES
-from fedbnn.tables import MOMENTS, REFERENCE, SPOKEN, Cell, Results, Row, Table, by_method, spread
+from fedbnn.tables import MOMENTS, REFERENCE, SPOKEN, Cell, Results, Row, Table, by_method, competes, spread
 
 Read = Callable[[Results], float | None]
 
 
 def of_comparison(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
-    """All tables of methods x seeds on one stream: summary, differences, the paper's, per task, calibration, cost."""
-    runs = [reading for run in results for reading in _readings(run)]
-    per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
+    """All tables of methods x seeds on one stream: the main ones, then calibration, Focus-on-Now, novelty and cost."""
+    runs = _readings(results)
     calibration = [_calibration(runs, regime) for regime in REGIMES]
-    beside = [*paired.differences(runs, reference), *published.beside(runs)]
-    return [_summary(runs), *beside, *per_task, *calibration, _focus(runs), _novelty(runs), _costs(results)]
+    return [*main(results, reference), *calibration, _focus(runs), _novelty(runs), _costs(results)]
 
 
-def _readings(run: Results) -> list[Results]:
-    """A run, and beside it the same run read off its linear rows where it was judged by both heads."""
-    second = {**run, **run["linear"], "method": f"{run['method']}, linear rows"} if "linear" in run else None
-    return [run, second] if second else [run]
+def main(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
+    """The accuracies: averages, paired differences, ours beside the paper's, and every task in both regimes."""
+    runs = _readings(results)
+    per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
+    return [averages(results), *paired.differences(runs, reference), *published.beside(runs), *per_task]
+
+
+def _readings(results: Sequence[Results]) -> list[Results]:
+    """Each run, and after it the same run read off its linear rows where it was judged by both heads."""
+    readings: list[Results] = []
+    for run in results:
+        second = [{**run, **run["linear"], "method": f"{run['method']}, linear rows"}] if "linear" in run else []
+        readings += [run, *second]
+    return readings
 
 
 def _table(title: str, runs: Sequence[Results], columns: Mapping[str, tuple[Read, int]], digits: int = 1) -> Table:
@@ -34,14 +42,9 @@ def _table(title: str, runs: Sequence[Results], columns: Mapping[str, tuple[Read
         Row(_named(method, mine), tuple(spread([read(run) for run in mine], digits) for read, _ in columns.values()))
         for method, mine in grouped.items()
     ]
-    rivals = [place for place, mine in enumerate(grouped.values()) if _competes(mine[0])] or list(range(len(rows)))
+    rivals = [place for place, mine in enumerate(grouped.values()) if competes(mine[0])] or list(range(len(rows)))
     signs = [sign for _, sign in columns.values()]
     return Table(title, ("method", *columns), tuple(_crowned(rows, rivals, signs)), _footnotes(grouped))
-
-
-def _competes(run: Results) -> bool:
-    """Whether a run may win a column: bounds and methods that store images of the past may not."""
-    return not run["replay_images"] and "bound" not in run["notes"]
 
 
 def _named(method: str, runs: Sequence[Results]) -> str:
@@ -56,7 +59,7 @@ def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
     seeds = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds" if counts[-1] > 1 else "one seed"
     first = [runs[0] for runs in grouped.values()]
     stores = ("[n]: stores n images of the past",) if any(run["replay_images"] for run in first) else ()
-    if all(map(_competes, first)) or not any(map(_competes, first)):
+    if all(map(competes, first)) or not any(map(competes, first)):
         return (f"{seeds}; the best is marked", *stores)
     return (f"{seeds}; the best is marked, bounds and methods that store images apart", *stores)
 
@@ -68,8 +71,14 @@ def _crowned(rows: Sequence[Row], rivals: Sequence[int], signs: Sequence[int]) -
 
 
 def _row_crowned(row: Row, best: Sequence[float | None]) -> Row:
-    cells = [replace(cell, best=top is not None and cell.value == top) for cell, top in zip(row.cells, best, strict=True)]
-    return replace(row, cells=tuple(cells))
+    """Whoever prints the same number as the best is as good."""
+    wins = [top is not None and _prints(cell) == _prints(cell, top) for cell, top in zip(row.cells, best, strict=True)]
+    return replace(row, cells=tuple(replace(cell, best=win) for cell, win in zip(row.cells, wins, strict=True)))
+
+
+def _prints(cell: Cell, value: float | None = None) -> str:
+    """The number of a cell without its spread, or another one as the cell would print it."""
+    return replace(cell, value=cell.value if value is None else value, spread=None).text()
 
 
 def _best(values: Sequence[float | None], sign: int) -> float | None:
@@ -90,7 +99,9 @@ def _field(*path: str | int) -> Read:
     return read
 
 
-def _summary(runs: Sequence[Results]) -> Table:
+def averages(results: Sequence[Results]) -> Table:
+    """One line a method: the averages over the tasks and the forgetting, above chance."""
+    runs = _readings(results)
     columns: dict[str, tuple[Read, int]] = {}
     for regime in REGIMES:
         short = SPOKEN[regime].split("-")[-1]

@@ -40,8 +40,9 @@ class Cell:
         return max(manifests.rounds(self.directory / "state"), default=0)
 
     def words(self, config: str) -> list[str]:
-        """The words of `python train.py` for this cell, whether new or begun."""
+        """The words of `python train.py` for this cell, whether new or begun; a setting wins over what stands before it."""
         own = ["--config", config, "--method", self.method, "--seed", str(self.seed), "--run_dir", str(self.directory)]
+        own += ["--track.group", self.directory.parent.resolve().name, "--track.name", self.name]
         own += [word for key, value in self.settings for word in (f"--{key}", value)]
         return own + (["--resume", str(self.directory)] if self.begun else [])
 

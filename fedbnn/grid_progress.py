@@ -1,7 +1,7 @@
 """One progress display for a whole grid, with an estimate of the time left that is made of measured rounds."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 
 from rich.console import Console
@@ -18,7 +18,7 @@ class GridProgress:
 
     def __init__(self, cells: Sequence[Cell], screen: Console) -> None:
         self.cells, self.screen = cells, screen
-        self.rates: dict[str, list[float]] = {}
+        self.rates: dict[Cell, float] = {}
         self.before = {cell: cell.done() for cell in cells}
         self._said = 0.0
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
@@ -45,7 +45,7 @@ class GridProgress:
             self.screen.print(f"{sum(done.values())}/{sum(cell.rounds for cell in self.cells)} rounds, {note}", soft_wrap=True)
 
     def seconds_left(self, pool: Pool, done: dict[Cell, int]) -> float | None:
-        """Rounds left times seconds per round of that method (of all methods, where it has not run), over the jobs.
+        """Rounds left times seconds per round, over the jobs; None before the first round of all.
 
         It takes at least as long as the longest cell, however many jobs there are.
         """
@@ -53,14 +53,19 @@ class GridProgress:
         for cell, start in pool.started.items():
             made = done[cell] - self.before[cell]
             if cell in pool.running and made > 0:
-                self.rates[cell.name] = [(now - start) / made]
+                self.rates[cell] = (now - start) / made
         if not self.rates:
             return None
-        by_method = {cell.method: self.rates[cell.name][0] for cell in self.cells if cell.name in self.rates}
-        usual = mean(by_method.values())
-        failed = set(pool.failures)
-        work = [(cell.rounds - done[cell]) * by_method.get(cell.method, usual) for cell in self.cells if cell not in failed]
+        going = [cell for cell in self.cells if cell not in pool.failures]
+        work = [(cell.rounds - done[cell]) * expected(cell, self.rates) for cell in going]
         return max(sum(work) / pool.jobs, *work, 0.0)
+
+
+def expected(cell: Cell, rates: Mapping[Cell, float]) -> float:
+    """Seconds per round of a cell: the mean of those measured with its method and settings, else with its method, else of all."""
+    method = {other: rate for other, rate in rates.items() if other.method == cell.method}
+    same = {other: rate for other, rate in method.items() if other.settings == cell.settings}
+    return mean((same or method or rates).values())
 
 
 def spoken(seconds: float) -> str:

@@ -63,7 +63,7 @@ class Program:
                 return int(stopped.code)
         if len(found) > 1:
             written = report.write_comparison(directories, first / "beside", str(wanted[0]["name"]))
-            console.show(comparison_tables.of_comparison(found)[:1], f"side by side  {written.page}")
+            console.show([comparison_tables.averages(found)], f"side by side  {written.page}")
         return 0
 
     def _conduct(self, parsed: Parsed, directory: Path) -> dict[str, Any]:

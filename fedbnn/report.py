@@ -1,4 +1,4 @@
-"""report.html: one page that needs no other file, for a run or for a comparison; and the figures beside it."""
+"""report.html: one page that needs no other file, for a run, a comparison or a sweep; and the figures beside it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,25 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedbnn import __version__, comparison_figures, comparison_tables, figure_style, figures, summary, table_formats, tables
+from fedbnn import (
+    __version__,
+    comparison_figures,
+    comparison_tables,
+    config_differences,
+    figure_style,
+    figures,
+    summary,
+    sweeps,
+    table_formats,
+    tables,
+)
+from fedbnn.config import strict_yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.files import write_atomic
 
 Json = Mapping[str, Any]
 MOST_INCIDENTS = 50
-WIDE = ("focus_on_now",)
+WIDE = ("focus_on_now", "sweep")
 CAPTIONS = {
     "focus_on_now": "Accuracy on a test set drawn from the tasks of the moment, and below it the share of clients on each task.",
     "accuracy_matrix": "Each row is an evaluation at the end of a task, each column a tested task. Read down to see forgetting.",
@@ -27,6 +39,7 @@ CAPTIONS = {
     "communication": "Traffic between server and clients so far, and where the time went.",
     "averages": "Average accuracy at the end of each task (pale) and at the end of the run (full); the whiskers are over seeds.",
     "novelty": "How well uncertainty tells classes never seen from classes seen. 0.5 is a coin toss.",
+    "sweep": "Average accuracy at the end of the run over the values of the setting; the whiskers are over seeds.",
     "cost": "Final accuracy against what it took. One point per run.",
 }
 
@@ -71,6 +84,7 @@ def write_run(run_dir: Path) -> Written:
         pictures=_pictures(drawn),
         incidents=_incidents([results]),
         facts=_facts(results),
+        differing=None,
         sources=_sources(run_dir),
     )
     write_atomic(run_dir / "report.html", page.encode())
@@ -82,24 +96,41 @@ def write_comparison(run_dirs: Sequence[Path], directory: Path, title: str, refe
     runs = [_read(run_dir / "results.json") for run_dir in run_dirs]
     drawn = comparison_figures.of_comparison(runs, [_read(run_dir / "diagnostics.json") for run_dir in run_dirs])
     made = comparison_tables.of_comparison(runs, reference)
+    words = {"title": title, "kind": "Comparison of methods", "summary": summary.of_comparison(runs, reference)}
+    return _write_together(dict(zip(run_dirs, runs, strict=True)), made, drawn, directory, **words)
+
+
+def write_sweep(key: str, values: Mapping[Path, str | None], directory: Path, title: str) -> Written:
+    """The same for runs that differ in one setting: `values` says what each run directory has; None if it is not varied."""
+    runs = [_read(run_dir / "results.json") for run_dir in values]
+    swept = list(zip(values.values(), runs, strict=True))
+    made, drawn = sweeps.tables(key, swept), sweeps.figures(key, swept)
+    words = {"title": title, "kind": "Sweep over one setting", "summary": summary.of_sweep(key, sweeps.points(swept))}
+    return _write_together(dict(zip(values, sweeps.named(swept), strict=True)), made, drawn, directory, **words)
+
+
+def _write_together(
+    runs: Mapping[Path, Json], made: Sequence[tables.Table], drawn: Mapping[str, Figure], directory: Path, **words: str
+) -> Written:
+    """The page, the tables and the figures of several runs."""
     directory.mkdir(parents=True, exist_ok=True)
+    results = list(runs.values())
     page = _page(
-        title=title,
-        kind="Comparison of methods",
-        summary=summary.of_comparison(runs, reference),
+        **words,
         tiles=[],
         tables=made,
         pictures=_pictures(drawn),
-        incidents=_incidents(runs),
-        facts=_grid_facts(runs),
-        sources=_sources(run_dirs[0]),
+        incidents=_incidents(results),
+        facts=_grid_facts(results),
+        differing=_differing(runs),
+        sources=_sources(next(iter(runs))),
     )
     write_atomic(directory / "report.html", page.encode())
-    write_tables(made, directory)
+    _write_tables(made, directory)
     return Written(directory / "report.html", figure_style.save(drawn, directory / "figures"))
 
 
-def write_tables(made: Sequence[tables.Table], directory: Path) -> None:
+def _write_tables(made: Sequence[tables.Table], directory: Path) -> None:
     """The same tables as tables.md, tables.tex and tables.csv."""
     write_atomic(directory / "tables.md", "\n".join(map(table_formats.markdown, made)).encode())
     write_atomic(directory / "tables.tex", "\n".join(map(table_formats.latex, made)).encode())
@@ -180,7 +211,16 @@ def _grid_facts(runs: Sequence[Json]) -> dict[str, str]:
     }
 
 
+def _differing(runs: Mapping[Path, Json]) -> config_differences.Differences:
+    """The settings that differ between the methods, as the first run of each has them."""
+    first: dict[str, Path] = {}
+    for run_dir, run in runs.items():
+        first.setdefault(run["method"], run_dir / "config.yaml")
+    return config_differences.between({method: strict_yaml.read(path) for method, path in first.items() if path.exists()})
+
+
 def _sources(run_dir: Path) -> dict[str, str]:
-    """Configuration and environment, as they stand in the run directory."""
-    files = {"Configuration (config.yaml)": "config.yaml", "Environment (env.json)": "env.json"}
+    """Configuration and environment, as they stand in the run directory, under its name."""
+    run = run_dir.resolve().name
+    files = {f"Configuration of {run} (config.yaml)": "config.yaml", f"Environment of {run} (env.json)": "env.json"}
     return {label: (run_dir / name).read_text(encoding="utf-8") for label, name in files.items() if (run_dir / name).exists()}

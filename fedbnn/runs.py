@@ -1,10 +1,11 @@
 """A run directory as a whole: which configuration it belongs to, whether it is complete, which one is the last."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedbnn.config_differences import flat
 from fedbnn.errors import RunDirectoryError
 from fedbnn.files import as_json, remove, write_atomic
 from fedbnn.ledger import Ledger
@@ -32,8 +33,8 @@ def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str
 
     `may_differ` names keys, or whole sections (`engine`, `track.wandb`), that do not change the result.
     """
-    started = dict(_flat(_read(ledger)))
-    now = dict(_flat(_plain(config)))
+    started = dict(flat(_read(ledger)))
+    now = dict(flat(_plain(config)))
     for key in sorted(started.keys() | now.keys()):
         if started.get(key) != now.get(key) and not _covered(key, may_differ):
             then, today = (json.dumps(table[key]) if key in table else "absent" for table in (started, now))
@@ -92,15 +93,6 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration as JSON holds it: tuples are lists, paths are strings."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"a": {"b": 1}}` -> `a.b: 1`."""
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _covered(key: str, names: Collection[str]) -> bool:

@@ -81,6 +81,11 @@ def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
     return grouped
 
 
+def competes(run: Results) -> bool:
+    """Whether a run may be called the best: bounds and methods that store images of the past may not."""
+    return not run["replay_images"] and "bound" not in run["notes"]
+
+
 def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False) -> Cell:
     """Mean and sample standard deviation of the values that are there."""
     present = [value for value in values if value is not None]

@@ -38,6 +38,8 @@ class Track:
         wandb: `auto` is online when logged in and offline otherwise; YAML's bare `off` (false) is understood.
         project: W&B project.
         entity: W&B user or team; null means the default of the account.
+        group: W&B group; null is the name of the configuration. `fedbnn compare` gives the name of its directory.
+        name: name of the W&B run; null is METHOD-SEED. `fedbnn compare` gives the name of the run's directory.
         tags: W&B tags.
         patience: seconds to wait for the W&B server at the start and at the end of a run.
     """
@@ -45,6 +47,8 @@ class Track:
     wandb: Mode | bool = "auto"
     project: str = "fedbnn"
     entity: str | None = None
+    group: str | None = None
+    name: str | None = None
     tags: tuple[str, ...] = ()
     patience: float = 30.0
 
@@ -64,7 +68,10 @@ class Tracker:
         self.mirror = Mirror(track, run_dir, say)
 
     def start(self, config: Mapping[str, Any], group: str, name: str, committed: int, record: Mapping[str, Any] | None) -> None:
-        """Begin, or go on after the last committed round, whose line is put back if a crash lost it."""
+        """Begin, or go on after the last committed round, whose line is put back if a crash lost it.
+
+        The mirror is called `group` and `name` where the user did not choose.
+        """
         lines = records.reconcile(self.run_dir, committed, record)
         self.mirror.open(config, group, name)
         for line in lines:
@@ -124,8 +131,8 @@ class Mirror:
             project=self._track.project,
             entity=self._track.entity,
             tags=self._track.tags,
-            group=group,
-            name=name,
+            group=self._track.group or group,
+            name=self._track.name or name,
             id=self._cursor.id,
             resume="allow",
             mode=mode,

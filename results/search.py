@@ -4,7 +4,8 @@
 
 Every line of the trials file is a name and settings (`fedprox method=fedprox method.mu=0.1`). The class posteriors do
 not change how a trunk or a row is trained, so each trial is trained once and both heads are read off it. Trials that
-are in results/tuning.json already are not run again.
+are in results/tuning.json already, with the same name, configuration and settings, are not run again; to make the whole
+search again, give it a file of its own (`--found again.json`). The table stands beside that file (`again_table.md`).
 """
 
 import argparse
@@ -14,11 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FOUND = HERE / "tuning.json"
 
 
 def trial(words: list[str]) -> dict:
@@ -37,38 +37,47 @@ def trial(words: list[str]) -> dict:
     return {"seconds": found["seconds"], **heads}
 
 
-def run(name: str, settings: list[str], options: argparse.Namespace) -> None:
-    """One trial in a process of its own; its line is added to the file."""
-    pairs = dict(word.split("=", 1) for word in settings)
+def run(asked: dict, options: argparse.Namespace) -> dict:
+    """One trial in a process of its own; what was asked and what was found."""
+    pairs = dict(asked["settings"])
+    method = pairs.pop("method")
     fixed = {"stream.data_dir": options.data_dir, "stream.validation": "true", "track.wandb": "off"}
     fixed |= {"evaluate.every": "0", "evaluate.both_heads": "true"}
-    method = pairs.pop("method")
     words = ["--config", options.config, "--method", method, "--method.head", "gaussian"]
     words += [word for key, value in {**fixed, **pairs}.items() for word in (f"--{key}", value)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, __file__, "--trial", json.dumps(words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.stderr.strip()[-300:]}
-    add({"trial": name, "config": Path(options.config).stem, "settings": {"method": method, **pairs}, **result})
+    return {**asked, **result}
 
 
-def add(entry: dict) -> None:
+def wanted(trials: Path, config: str) -> list[dict]:
+    """The trials of a file: name, configuration and settings, which together are what a trial is known by."""
+    lines = [line.split() for line in trials.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    return [
+        {"trial": name, "config": Path(config).stem, "settings": dict(word.split("=", 1) for word in words)}
+        for name, *words in lines
+    ]
+
+
+def add(entry: dict, found: Path) -> None:
     """Append one finding, whole."""
-    entries = [*known(), entry]
-    aside = FOUND.with_suffix(".new")
+    entries = [*known(found), entry]
+    aside = found.with_suffix(".new")
     aside.write_text(json.dumps(entries, indent=1) + "\n")
-    shutil.move(aside, FOUND)
-    write_table(entries)
+    shutil.move(aside, found)
+    write_table(entries, found.with_name(f"{found.stem}_table.md"))
     print(json.dumps(entry), flush=True)
 
 
-def known() -> list[dict]:
+def known(found: Path) -> list[dict]:
     """What was found so far."""
-    return json.loads(FOUND.read_text()) if FOUND.exists() else []
+    return json.loads(found.read_text()) if found.exists() else []
 
 
-def write_table(entries: list[dict]) -> None:
-    """results/tuning_table.md: one line per trial, in the order in which they were found."""
+def write_table(entries: list[dict], file: Path) -> None:
+    """One line per trial, in the order in which they were found."""
     regimes = "aware TS / Fin | agnostic TS / Fin"
     heads = f"| config | trial | settings | linear: {regimes} | gaussian: {regimes} | s |"
     lines = [heads, "|---|---|---|---|---|---|---|---|"]
@@ -82,7 +91,7 @@ def write_table(entries: list[dict]) -> None:
         ]
         settings = " ".join(f"{key}={value}" for key, value in one["settings"].items())
         lines.append(f"| {one['config']} | {one['trial']} | `{settings}` | {' | '.join(cells)} | {one['seconds']:.0f} |")
-    (HERE / "tuning_table.md").write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -92,20 +101,17 @@ def main() -> None:
     parser.add_argument("--config", default=str(HERE.parent / "conf/cifar100_ci_fast.yaml"))
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--found", type=Path, default=HERE / "tuning.json")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trial:
         print(json.dumps(trial(json.loads(options.trial))))
         return
-    done = {(one["trial"], one["config"]) for one in known()}
-    wanted = [line.split() for line in options.trials.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    done = [{key: one[key] for key in ("trial", "config", "settings")} for one in known(options.found)]
+    new = [asked for asked in wanted(options.trials, options.config) if asked not in done]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(
-            pool.map(
-                lambda words: run(words[0], words[1:], options),
-                [w for w in wanted if (w[0], Path(options.config).stem) not in done],
-            )
-        )
+        for ended in as_completed([pool.submit(run, asked, options) for asked in new]):
+            add(ended.result(), options.found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedbnn import comparison_figures, comparison_tables, console, figure_style, grid, report, runs
+from fedbnn import comparison_tables, console, grid, report, runs, sweeps
 from fedbnn.commands.arguments import Arguments, numbers, positive, words
 from fedbnn.config import parse
 from fedbnn.errors import ConfigError
@@ -98,35 +98,22 @@ def _write(cells: Sequence[Cell], sweep: Sweep | None, directory: Path, title: s
         return
     for value in sweep.values:
         mine = [cell for cell in done if sweep.of(cell) in (value, None)]
-        _together(mine, directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}")
-    _swept(done, sweep, directory)
+        if mine:
+            named = directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}"
+            report.write_comparison([cell.directory for cell in mine], *named)
+    _swept(done, sweep, directory, f"{title}, {sweep.key} = {', '.join(sweep.values)}")
 
 
 def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
-    """Report, tables and figures of these cells, and the two main tables on the screen."""
+    """Report, tables and figures of these cells, and the main tables on the screen."""
     if cells:
         written = report.write_comparison([cell.directory for cell in cells], directory, title)
-        console.show(comparison_tables.of_comparison([cell.results() for cell in cells])[:2], f"report  {written.page}")
+        console.show(comparison_tables.main([cell.results() for cell in cells]), f"report  {written.page}")
 
 
-def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path) -> None:
-    """One table and one figure with a line per method and value, and a plot over the values where they are numbers."""
-    if not cells:
-        return
-    named = [{**cell.results(), "method": f"{cell.method} {sweep.of(cell) or ''}".strip()} for cell in cells]
-    made = comparison_tables.of_comparison(named)
-    report.write_tables(made, directory)
-    console.show(made[:1], f"tables  {directory / 'tables.md'}")
-    figures = {"focus_on_now": comparison_figures.now(named)}
-    if all(_is_number(value) for value in sweep.values):
-        points = {float(value): [cell.results() for cell in cells if sweep.of(cell) in (value, None)] for value in sweep.values}
-        figures["sweep"] = comparison_figures.sweep(sweep.key, {value: runs for value, runs in points.items() if runs})
-    figure_style.save(figures, directory / "figures")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:
+    """Report, tables and figures with a line per method and value, and the averages on the screen."""
+    if cells:
+        written = report.write_sweep(sweep.key, {cell.directory: sweep.of(cell) for cell in cells}, directory, title)
+        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in cells])
+        console.show([comparison_tables.averages(named)], f"report  {written.page}")

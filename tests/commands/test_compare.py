@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,11 @@ import pytest
 from rich.console import Console
 
 from fedbnn import grid_progress
-from fedbnn.grid import Cell, cells
-from fedbnn.grid_progress import GridProgress
+from fedbnn.config import parse
+from fedbnn.grid import Cell, Sweep, cells
+from fedbnn.grid_progress import GridProgress, expected
 from tests.commands.command import environment, fedbnn, files, started
+from train import SCHEMA
 
 STAND_IN = """
 import json, shutil, sys
@@ -49,6 +52,10 @@ def test_a_grid_ends_in_tables_of_every_format(home: Path, stand_ins: list[str],
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n"))
     assert shown.rstrip().endswith("report  runs/compare-tiny/report.html")
+    assert all(title in shown for title in ("Averages over the tasks", "Paired differences against fedbnn"))
+    per_task = [f"{regime} accuracy {moment}" for regime in ("task-aware", "class-agnostic") for moment in ("@TS", "@Fin")]
+    assert all(title in shown for title in per_task)
+    assert not any(title in shown for title in ("Calibration", "Focus-on-Now", "AUROC", "Cost of a run"))
     written = files(home / "runs" / "compare-tiny")
     assert written.keys() >= {"report.html", "tables.md", "tables.tex", "tables.csv", "figures/focus_on_now.png"}
     assert written.keys() >= {f"{method}-s{seed}/results.json" for method in ("fedbnn", "fedavg") for seed in (0, 1)}
@@ -79,7 +86,10 @@ def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
 ) -> None:
     swept = ("--sweep", "stream.clients_per_round=1,2", "--methods", "fedavg", "--seeds", "0,1", "--out", "sweep")
     assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
-    capsys.readouterr()
+    assert capsys.readouterr().out.rstrip().endswith("report  sweep/report.html")
+    page = (home / "sweep" / "report.html").read_text()
+    assert "tiny, stream.clients_per_round = 1, 2" in page
+    assert all(f'<figure id="{name}"' in page for name in ("sweep", "focus_on_now"))
     assert all((home / "sweep" / f"fedavg-s{seed}-{value}").is_dir() for seed in (0, 1) for value in (1, 2))
     assert all((home / "sweep" / f"stream.clients_per_round={value}" / "report.html").is_file() for value in (1, 2))
     assert (home / "sweep" / "figures" / "sweep.png").stat().st_size > 1000
@@ -111,6 +121,26 @@ def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
     mine = {cell.method: dict(cell.settings) for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)}
     assert mine["fedavg"] == {"client.lr": "1", "method.head": "gaussian"}
     assert mine["local"] == {"client.lr": "1", "method.head": "linear"}
+
+
+def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:
+    swept = cells(("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid")
+    tracks = [parse(cell.words("tiny.yaml"), SCHEMA)["track"] for cell in swept]
+    assert {track["group"] for track in tracks} == {"grid"}
+    assert [track["name"] for track in tracks] == [cell.name for cell in swept]
+    assert len({track["name"] for track in tracks}) == 8
+
+
+@pytest.mark.parametrize("directory", ["2024", "on: off"])
+def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(home: Path, directory: str) -> None:
+    (home / directory).mkdir()
+    [cell] = cells(("fedavg",), (0,), {}, None, Path(directory) / "nowhere" / "..")
+    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == directory
+
+
+def test_a_group_of_the_users_own_wins(home: Path) -> None:
+    [cell] = cells(("fedavg",), (0,), {"track.group": "study"}, None, home / "grid")
+    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == "study"
 
 
 WRONG = {
@@ -210,3 +240,27 @@ def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run
     assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 10
     pool.failures = {waiting: (1, "")}
     assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 5
+
+
+def test_the_estimate_of_a_sweep_tells_its_values_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweep = Sweep("stream.clients_per_round", ("10", "60"))
+    grid = [replace(cell, rounds=10) for cell in cells(("fedbnn", "fedavg"), (0, 1), {}, sweep, tmp_path)]
+    named = {cell.name: cell for cell in grid}
+    few, many = named["fedbnn-s0-10"], named["fedbnn-s0-60"]
+    pool = SimpleNamespace(started={few: 90.0, many: 40.0}, running={few: None, many: None}, failures={}, jobs=1)
+    progress = GridProgress(grid, Console(file=StringIO()))
+    left = progress.seconds_left(pool, {**dict.fromkeys(grid, 0), few: 10, many: 10})
+    assert progress.rates == {few: 1.0, many: 6.0}
+    assert left == 10 * (1.0 + 6.0) + 4 * 10 * 3.5  # the other seed of fedbnn, then fedavg, of which nothing is known
+
+
+def test_what_a_round_takes_is_the_mean_of_the_same_settings_else_of_the_method_else_of_all(tmp_path: Path) -> None:
+    def cell(method: str, seed: int, value: str) -> Cell:
+        return Cell(method, seed, (("stream.clients", value),), tmp_path / f"{method}-{seed}-{value}")
+
+    rates = {cell("fedbnn", seed, "10"): rate for seed, rate in enumerate((1.0, 3.0))}
+    rates |= {cell("fedbnn", 0, "60"): 8.0, cell("fedavg", 0, "10"): 0.0}
+    assert expected(cell("fedbnn", 2, "10"), rates) == 2.0
+    assert expected(cell("fedbnn", 2, "40"), rates) == 4.0
+    assert expected(cell("ewc", 0, "10"), rates) == 3.0

@@ -4,18 +4,42 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
+from html import unescape
 from html.parser import HTMLParser
+from itertools import product
+from math import sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from scipy.stats import t as student
 
-from fedbnn import report, summary
+from fedbnn import config_differences, report, summary, sweeps
 from fedbnn.environment import environment
 from fedbnn.errors import RunDirectoryError
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 QUIET += " --disable-component-update --disable-sync --enable-logging=stderr"
+WINDOW = (1000, 7000)
+CONFIG_LINES = 2000
+NOTHING = '<figure id="nothing"><svg viewBox="0 0 640 320"></svg></figure>'
+PROBE = """<script>
+const places = [...document.querySelectorAll("figure")].map(figure => [figure.id, figure.firstChild.getBoundingClientRect()]);
+const boxes = Object.fromEntries(places.map(([id, box]) => [id, [box.left, box.top, box.right, box.bottom]]));
+const phone = document.createElement("iframe");
+phone.style = "width: 390px; border: 0";
+phone.srcdoc = document.head.outerHTML + document.querySelector("main").outerHTML;
+phone.onload = () => {
+  const root = phone.contentDocument.documentElement, overflow = root.scrollWidth - root.clientWidth;
+  phone.remove();
+  document.title = JSON.stringify({boxes, overflow, cut: document.documentElement.scrollHeight - innerHeight});
+};
+document.body.append(phone);
+console.log("the probe was here");
+</script>"""
 
 
 class Shape(HTMLParser):
@@ -64,6 +88,46 @@ def test_the_page_of_a_comparison_has_tables_in_every_format(comparison) -> None
     assert len({line.rsplit(",", 4)[0] for line in csv.splitlines()[1:]}) == 11
 
 
+@pytest.fixture(scope="session")
+def swept(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two methods by two seeds at two values of a setting."""
+    root, values = tmp_path_factory.mktemp("swept"), {}
+    for seed, method, value in product((0, 1), ("fedbnn", "fedavg"), ("5", "10")):
+        run_dir = root / f"{method}-s{seed}-{value}"
+        shutil.copytree(comparison.parents[1] / f"{method}-{seed}", run_dir)
+        (run_dir / "config.yaml").write_text(f"name: toy\nmethod: {{name: {method}}}\nclient: {{epochs: {value}}}\n")
+        values[run_dir] = value
+    return report.write_sweep("client.epochs", values, root / "made", "toy, client.epochs = 5, 10").page
+
+
+def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(swept) -> None:
+    text = swept.read_text()
+    assert Shape(text).tags["figure"] == 2
+    assert '<figure id="sweep" class="wide">' in text
+    assert "client.epochs takes 2 values: 5, 10." in text
+    assert all(f'<th scope="row">fedbnn − fedavg at {value}</th>' in text for value in (5, 10))
+    assert '<th scope="row">client.epochs</th><td>5</td><td>10</td><td>5</td><td>10</td>' in text
+    assert "Configuration of fedbnn-s0-5 (config.yaml)" in text
+    assert all(f"fedavg {value}" in (swept.parent / "tables.md").read_text() for value in (5, 10))
+    assert sorted(path.name for path in (swept.parent / "figures").iterdir()) == ["focus_on_now.png", "sweep.png"]
+
+
+@pytest.mark.parametrize("varied", ["fedbnn", "fedavg"])
+def test_a_sweep_of_one_method_has_its_differences_once(grid, varied) -> None:
+    runs = [(value, run) for run in grid for value in (("1", "2") if run["method"] == varied else (None,))]
+    [paired] = [table for table in sweeps.tables("lr", runs) if table.title.startswith("Paired")]
+    assert len([row for row in paired.rows if "fedavg" in row.name]) == 2
+    assert "fedbnn ends" in summary.of_sweep("lr", sweeps.points(runs))
+
+
+def test_the_settings_that_differ_are_found_and_those_of_one_run_are_not() -> None:
+    one = {"seed": 0, "run_dir": None, "method": {"name": "fedavg"}, "client": {"lr": 0.1, "sizes": [1, 2], "on": True}}
+    other = {"seed": 1, "run_dir": "b", "method": {"name": "ewc", "weight": 2}, "client": {"lr": 0.1, "sizes": [1], "on": None}}
+    found = config_differences.between({"fedavg": one, "ewc": other})
+    assert found.names == ("fedavg", "ewc")
+    assert found.lines == {"client.sizes": ("[1, 2]", "[1]"), "client.on": ("true", "null"), "method.weight": ("–", "2")}
+
+
 def test_writing_twice_gives_the_same_page(page) -> None:
     before = page.read_bytes()
     assert report.write_run(page.parent).page.read_bytes() == before
@@ -105,29 +169,78 @@ def test_the_summary_of_a_comparison_is_honest_about_wins_losses_and_noise(grid,
     assert words in summary.of_comparison(shifted(grid, "fedbnn", points))
 
 
-def test_the_summary_names_the_winner_and_its_stored_images(grid) -> None:
-    assert "fcil ends highest" in summary.of_comparison(shifted(grid, "fcil", [50.0] * 3))
-    assert "with the help of 200 stored images" in summary.of_comparison(shifted(grid, "fcil", [50.0] * 3))
+@pytest.mark.parametrize("pairs", range(2, 12))
+def test_a_difference_is_clear_where_student_says_so(pairs) -> None:
+    noise = np.resize([1.0, -1.0], pairs) - np.resize([1.0, -1.0], pairs).mean()
+    edge = student.ppf(0.975, pairs - 1) * noise.std(ddof=1) / sqrt(pairs)
+    assert summary.clear(list(noise + 1.001 * edge))
+    assert summary.clear(list(noise - 1.001 * edge))
+    assert not summary.clear(list(noise + 0.999 * edge))
+
+
+def test_one_seed_is_never_clear(grid) -> None:
+    assert not summary.clear([50.0])
+    alone = [run for run in shifted(grid, "fedbnn", [50.0] * 3) if run["seed"] == 0]
+    assert "fedbnn is 50.0 points above fedavg (one seed)." in summary.of_comparison(alone)
+
+
+def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
+    high = shifted(shifted(grid, "fcil", [40.0] * 3), "fedbnn", [5.0] * 3)
+    text = summary.of_comparison(high)
+    assert re.search(r"fedbnn ends highest, at [0-9.]+ %\. fcil ends at [0-9.]+ % with the help of 200 stored images", text)
+    bounded = [run | ({"notes": {"bound": "upper: all images"}} if run["method"] == "fedbnn" else {}) for run in high]
+    text = summary.of_comparison(bounded, reference="fedavg")
+    assert re.search(r"fedavg ends at [0-9.]+ %\. The upper bound fedbnn \(all images\) ends at", text)
+    assert "highest" not in text
+    assert "fedavg is 5.0 points below fedbnn." in text
+
+
+def test_the_summary_of_unfinished_runs_says_so(grid) -> None:
     for run in grid:
         run["class_agnostic"]["avg_fin"] = None
     assert "none has reached its last round" in summary.of_comparison(grid)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a browser made of a page: figures and their places, pixels too wide for a phone or below the screen, print, log."""
+
+    boxes: dict[str, tuple[float, float, float, float]]
+    overflow: int
+    cut: int
+    screen: np.ndarray
+    printed: bytes
+    log: str
+
+    def coloured(self, name: str) -> float:
+        """The share of a figure that is neither paper nor ink; all of these are grey, what is drawn from data is not."""
+        left, top, right, bottom = map(round, self.boxes[name])
+        part = self.screen[top:bottom, left:right]
+        return float((np.ptp(part, axis=2) > 60).mean())
+
+
+def look(page: Path, folder: Path) -> Seen:
+    """Start Chromium once on a copy of a page with an empty figure, a long configuration and a script that measures."""
+    text = page.read_text().replace('<div class="figures">', f'<div class="figures">{NOTHING}')
+    text = text.replace("<pre>name: toy", "<pre>" + "line\n" * CONFIG_LINES)
+    copy, screen, printed = (folder / f"copy.{kind}" for kind in ("html", "png", "pdf"))
+    copy.write_text(text.replace("</body>", f"{PROBE}</body>"))
+    command = [str(CHROMIUM), *QUIET.split(), f"--user-data-dir={folder / 'profile'}", "--window-size={},{}".format(*WINDOW)]
+    asked = ["--dump-dom", f"--screenshot={screen}", f"--print-to-pdf={printed}", copy.as_uri()]
+    shown = subprocess.run([*command, *asked], capture_output=True, text=True, check=True, timeout=240)
+    [title] = re.findall("<title>(.*?)</title>", shown.stdout)[:1]
+    with Image.open(screen) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    return Seen(**json.loads(unescape(title)), screen=pixels, printed=printed.read_bytes(), log=shown.stderr)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("kind", ["page", "comparison"])
-def test_a_real_browser_shows_every_figure_and_reports_no_error(kind, request, tmp_path) -> None:
-    path, picture = request.getfixturevalue(kind), tmp_path / "screen.png"
-    command = [str(CHROMIUM), *QUIET.split(), f"--user-data-dir={tmp_path / 'profile'}", "--window-size=900,4000"]
-    subprocess.run([*command, f"--screenshot={picture}", path.as_uri()], capture_output=True, check=True, timeout=120)
-    shown = subprocess.run([*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, check=True, timeout=120)
-    assert "CONSOLE" not in shown.stderr
-    assert Shape(shown.stdout).tags["svg"] == 7
-    assert _colours(picture) > 100
-
-
-def _colours(picture: Path) -> int:
-    """How many different colours a screenshot has: a page whose figures failed has very few."""
-    from PIL import Image
-
-    with Image.open(picture) as image:
-        return len(image.convert("RGB").getcolors(1 << 24) or [])
+@pytest.mark.parametrize("kind", ["page", "comparison", "swept"])
+def test_a_real_browser_draws_every_figure_fits_a_phone_and_prints_all(kind, request, tmp_path) -> None:
+    seen = look(request.getfixturevalue(kind), tmp_path)
+    assert seen.log.count("CONSOLE") == seen.log.count("the probe was here") == 1
+    assert seen.cut <= 0
+    assert len(seen.boxes) == {"page": 7, "comparison": 7, "swept": 2}[kind] + 1
+    assert [name for name in seen.boxes if seen.coloured(name) < 0.002] == ["nothing"]
+    assert seen.overflow == 0
+    assert len(re.findall(rb"/Type\s*/Page\b", seen.printed)) > CONFIG_LINES / 80

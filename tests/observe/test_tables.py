@@ -7,7 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from fedbnn import table_formats, tables
+from fedbnn import comparison_tables, table_formats, tables
 from fedbnn.comparison_tables import of_comparison
 
 
@@ -44,6 +44,13 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_s
     assert forgetting[min(forgetting, key=lambda name: forgetting[name].value)].best
 
 
+def test_who_prints_the_same_number_shares_the_crown(grid) -> None:
+    for run in grid:
+        run["task_aware"]["avg_ts"] = {"fedbnn": 90.02, "fedavg": 89.96, "fcil": 95.0}[run["method"]]
+    summary = comparison_tables.averages(grid)
+    assert [row.name for row in summary.rows if row.cells[0].best] == ["fedbnn", "fedavg"]
+
+
 def test_a_bound_wins_nothing(grid) -> None:
     bound = [{**run, "notes": {"bound": "upper"}} if run["method"] == "fedavg" else run for run in grid]
     for run in bound:
@@ -71,6 +78,23 @@ def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_cos
     assert cell(made[0], name, "aware @Fin").value == 1.0
     assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(of_comparison(grid)[0], grid[0]["method"], "aware @Fin")
     assert made[-1] == of_comparison(grid)[-1]
+
+
+def test_the_main_tables_are_the_accuracies_and_the_others_come_after_them(grid) -> None:
+    main = comparison_tables.main([{**run, "scenario": "small_ti"} for run in grid])
+    assert [table.title.removesuffix(", in percent") for table in main] == [
+        "Averages over the tasks",
+        "Paired differences against fedbnn",
+        "task-aware accuracy @TS beside the paper",
+        "task-aware accuracy @Fin beside the paper",
+        "task-aware accuracy @TS",
+        "task-aware accuracy @Fin",
+        "class-agnostic accuracy @TS",
+        "class-agnostic accuracy @Fin",
+    ]
+    made = of_comparison(grid)
+    assert made[: len(main) - 2] == comparison_tables.main(grid)
+    assert made[0] == comparison_tables.averages(grid)
 
 
 def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> None:

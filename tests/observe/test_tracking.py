@@ -101,6 +101,12 @@ def test_an_offline_run_has_each_round_once_with_the_round_as_axis(run_dir, line
     assert records.read(run_dir) == lines
 
 
+def test_a_chosen_group_and_name_win_over_those_of_the_run(run_dir) -> None:
+    started(run_dir, Track("offline", group="study", name="first"), []).close()
+    [(description, _)] = mirrored(run_dir)
+    assert (description["group"], description["name"]) == ("study", "first")
+
+
 def test_a_resumed_run_keeps_its_id_and_sends_no_round_twice(run_dir, lines, run) -> None:
     said: list[str] = []
     first = started(run_dir, Track("offline"), said)
