@@ -13,23 +13,23 @@ from pytorch_lightning import Trainer  # isort: skip
 
 from datamodules.schedule_view import draw_schedule, schedule_rows
 from datamodules.stream import FederatedStream
-from fedbnn import library
+from fedbnn.bayes.layout import layout_of
+from fedbnn.cli.program import Program
 from fedbnn.config import Choice, Free, Named, Parsed, Schema, Section, Value, restored
+from fedbnn.defense.gate import Gate
 from fedbnn.deploy import Card
-from fedbnn.engines.processes import ProcessEngine
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.evaluation import Evaluation
-from fedbnn.gate import Gate
-from fedbnn.layout import layout_of
-from fedbnn.local import LocalTraining
+from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.federation.engines.processes import ProcessEngine
+from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.local import LocalTraining
+from fedbnn.federation.runner import Plan
+from fedbnn.heads import library
 from fedbnn.methods import METHODS
 from fedbnn.methods.boundary import without_boundaries
 from fedbnn.networks import NETWORKS
-from fedbnn.program import Program
-from fedbnn.runner import Plan
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
-from fedbnn.tracking import Track
+from fedbnn.tracking.tracking import Track
 from lightning_modules.work import ClientWork
 
 SCHEMA: Schema = {

@@ -2,6 +2,6 @@
 
 import sys
 
-from fedbnn.cli import main
+from fedbnn.cli.main import main
 
 sys.exit(main())

@@ -17,15 +17,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedbnn import metrics
-from fedbnn.discriminant import ClassPrior, Reading
+from fedbnn.bayes.layout import Layout, layout_of
 from fedbnn.errors import RunDirectoryError
-from fedbnn.files import as_json, write_atomic
+from fedbnn.evaluation import metrics
+from fedbnn.heads.discriminant import ClassPrior, Reading
+from fedbnn.heads.predictor import Predictor
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import Layout, layout_of
 from fedbnn.networks import NETWORKS
-from fedbnn.predictor import Predictor
 from fedbnn.state import State
+from fedbnn.storage.files import as_json, write_atomic
 
 MODEL, CARD = "model.safetensors", "config.json"
 KEPT = ("rows.", "places.", "buffers")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedbnn import wire
@@ -92,6 +93,11 @@ class Update:
             "counts": list(self.counts.items()),
         }
         return wire.pack(self.tensors, meta)
+
+
+def class_counts(update: Update) -> Tensor:
+    """n_kc of the classes an update carries, in its order."""
+    return torch.tensor(list(update.counts.values()), dtype=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedbnn import library
-from fedbnn.layout import Layout
+from fedbnn.bayes.layout import Layout
+from fedbnn.heads import library
 from fedbnn.methods import FedBNN, Method
 from fedbnn.networks import Classifier
 from fedbnn.state import State

@@ -11,8 +11,8 @@ import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 
+from fedbnn.federation.local import LocalTraining
 from fedbnn.images import Batch
-from fedbnn.local import LocalTraining
 
 LARGEST = 1e8
 """A loss beyond this many nats per image is as lost as one that is no number."""

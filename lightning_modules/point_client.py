@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedbnn.local import LocalTraining
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods.base import LocalObjective, Method
 from fedbnn.networks import Classifier
 from lightning_modules.client import ClientModule, optimizer

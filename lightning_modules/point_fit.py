@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.layout import Layout
+from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet
-from fedbnn.layout import Layout
-from fedbnn.local import LocalTraining
 from fedbnn.methods import Method
 from fedbnn.methods.base import Assignment
 from fedbnn.networks import Classifier

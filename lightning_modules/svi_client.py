@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbnn.local import LocalTraining
+from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, MeanFieldGuide
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.model import BayesianModel, ClosedFormELBO, MeanFieldGuide
 from lightning_modules.client import ClientModule, optimizer
 
 

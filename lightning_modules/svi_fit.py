@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fedbnn.gaussian import Gaussian
-from fedbnn.layout import Layout
-from fedbnn.local import LocalTraining
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.model import BayesianModel, guide_for
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import FedBNN
 from fedbnn.methods.base import Assignment
-from fedbnn.model import BayesianModel, guide_for
 from fedbnn.seeds import forked
 from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
 from lightning_modules.point_fit import Outcome, keep_rows, warm_up

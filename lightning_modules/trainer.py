@@ -8,8 +8,8 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.multiprocessing import ProcessRaisedException
 
-from fedbnn.engines import ClientFailed
 from fedbnn.errors import ConfigError
+from fedbnn.federation.engines import ClientFailed
 from fedbnn.images import ImageSet, Passes
 from lightning_modules.client import ClientModule, Clip
 

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fedbnn import memory, places, wire
-from fedbnn.engines import ClientFailed
+from fedbnn import memory, wire
+from fedbnn.bayes.layout import Layout
+from fedbnn.federation.engines import ClientFailed
+from fedbnn.federation.local import LocalTraining
+from fedbnn.heads import places
 from fedbnn.images import ImageSet
-from fedbnn.layout import Layout
-from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Reply, Update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.base import Assignment

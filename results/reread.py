@@ -19,9 +19,9 @@ import torch
 import train
 from fedbnn import deploy
 from fedbnn.config import Parsed, parse
-from fedbnn.discriminant import ClassPrior, Reading
-from fedbnn.evaluation import evaluate_round
-from fedbnn.predictor import Predictor
+from fedbnn.evaluation.evaluation import evaluate_round
+from fedbnn.heads.discriminant import ClassPrior, Reading
+from fedbnn.heads.predictor import Predictor
 
 COLUMNS = {
     "aware @Fin": ("task_aware", "accuracy"),

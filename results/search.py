@@ -24,8 +24,8 @@ HERE = Path(__file__).resolve().parent
 def trial(words: list[str]) -> dict:
     """Train one trial in this process; its averages with both heads."""
     import train
-    from fedbnn import runner
     from fedbnn.config import parse
+    from fedbnn.federation import runner
 
     with tempfile.TemporaryDirectory() as folder:
         found = runner.conduct(train.plan(parse(words, train.SCHEMA), Path(folder) / "run"))

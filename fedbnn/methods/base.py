@@ -12,14 +12,15 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedbnn import folds, library
-from fedbnn.audience import Audience
-from fedbnn.discriminant import ClassPrior
+from fedbnn.bayes.layout import Layout
+from fedbnn.defense.influence import influence_of_point
 from fedbnn.errors import ConfigError
+from fedbnn.federation.audience import Audience
+from fedbnn.heads import library
+from fedbnn.heads.discriminant import ClassPrior
 from fedbnn.images import ImageSet
-from fedbnn.influence import influence_of_point
-from fedbnn.layout import Layout
 from fedbnn.messages import Order, Update
+from fedbnn.methods import folds
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 

@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedbnn import folds
+from fedbnn.bayes.layout import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet
-from fedbnn.layout import Layout
 from fedbnn.messages import Update
+from fedbnn.methods import folds
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
 from fedbnn.methods.exemplars import remembered, replay
 from fedbnn.methods.fcil_client import SIGNALS, Compensated, signals

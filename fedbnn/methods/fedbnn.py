@@ -26,11 +26,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbnn import folds, library
+from fedbnn.bayes.layout import Layout
+from fedbnn.defense.influence import ROUNDING, influence_of_factor, known_lengths
 from fedbnn.errors import ConfigError
-from fedbnn.influence import ROUNDING, influence_of_factor, known_lengths
-from fedbnn.layout import Layout
+from fedbnn.heads import library
 from fedbnn.messages import Update
+from fedbnn.methods import folds
 from fedbnn.methods.base import Fold, Method, Spec
 from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import torch
 
+from fedbnn.bayes.layout import Layout
 from fedbnn.errors import ConfigError
-from fedbnn.layout import Layout
 from fedbnn.methods.base import Assignment, LocalObjective, Method
 from fedbnn.methods.pull import Pull
 from fedbnn.networks import Classifier

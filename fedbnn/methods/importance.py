@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbnn import folds
+from fedbnn.bayes.layout import Layout
 from fedbnn.errors import ConfigError
-from fedbnn.layout import Layout
 from fedbnn.messages import Update
+from fedbnn.methods import folds
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Spec
 from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.pull import Pull

@@ -10,9 +10,9 @@ N is the number of images that the participants of the round hold, so its budget
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedbnn.audience import Audience
+from fedbnn.federation.audience import Audience
+from fedbnn.federation.pooled import Pooled
 from fedbnn.methods.base import Method
-from fedbnn.pooled import Pooled
 
 
 @dataclass(frozen=True)

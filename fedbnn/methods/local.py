@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedbnn.bayes.layout import Layout
 from fedbnn.errors import ConfigError
-from fedbnn.layout import Layout
 from fedbnn.messages import Update
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
 from fedbnn.networks import Classifier

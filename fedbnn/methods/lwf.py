@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fedbnn.bayes.layout import Layout
 from fedbnn.errors import ConfigError
-from fedbnn.layout import Layout
 from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.snapshots import OldColumns, recall, remember

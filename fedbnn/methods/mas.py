@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbnn import library
+from fedbnn.heads import library
 from fedbnn.methods.base import Assignment
 from fedbnn.methods.importance import ImportanceMethod
 from fedbnn.methods.per_sample import summed

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedbnn import folds
-from fedbnn.gaussian import Gaussian
-from fedbnn.messages import Update
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.messages import Update, class_counts
+from fedbnn.methods import folds
 from fedbnn.state import State
 
 LOG = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class PosteriorFold:
         for mean, name in ((self.points, "points"), (self.buffers, "buffers")):
             mean.add(folds.tempered(update.tensors[name], mean.start, trust), update.samples)
         if self.rows is not None and update.counts:
-            index, counts = self.state.index(update.classes), folds.class_counts(update)
+            index, counts = self.state.index(update.classes), class_counts(update)
             self.rows.add(factor_of(update, "rows", trust), counts, index)
             self.samples[index] += counts
 

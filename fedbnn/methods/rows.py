@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedbnn.layout import Layout
+from fedbnn.bayes.layout import Layout
 from fedbnn.state import State
 
 

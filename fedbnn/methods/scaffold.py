@@ -17,9 +17,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from fedbnn import folds
-from fedbnn.layout import Layout
+from fedbnn.bayes.layout import Layout
 from fedbnn.messages import Update
+from fedbnn.methods import folds
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
 from fedbnn.methods.rows import by_parameter, gathered, padded, scattered
 from fedbnn.networks import Classifier

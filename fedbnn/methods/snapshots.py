@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedbnn import library
-from fedbnn.layout import Layout
+from fedbnn.bayes.layout import Layout
+from fedbnn.heads import library
 from fedbnn.state import State
 
 

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import pytest
 
-import fedbnn.commands
+import fedbnn.cli
 from fedbnn import __version__
-from fedbnn.cli import main
-from fedbnn.commands import COMMANDS
+from fedbnn.cli import COMMANDS
+from fedbnn.cli.main import main
 from fedbnn.errors import Exit
 
-FOLDER = Path(fedbnn.commands.__file__).parent
+FOLDER = Path(fedbnn.cli.__file__).parent
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_named_has_a_main(name: str) -> None:
-    assert callable(import_module(f"fedbnn.commands.{name}").main)
+    assert callable(import_module(f"fedbnn.cli.{name}").main)
 
 
 def test_every_file_with_a_main_is_named() -> None:
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
     functions = {stem: [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] for stem, tree in trees.items()}
-    assert {stem for stem, names in functions.items() if "main" in names} == set(COMMANDS)
+    assert {stem for stem, names in functions.items() if "main" in names} - {"main"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from datamodules.sources import SOURCES
-from fedbnn.cli import main
+from fedbnn.cli.main import main
 from fedbnn.errors import Exit
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedbnn.cli.explain import HELP, explain, explain_all
 from fedbnn.errors import ConfigError, Exit, FedBNNError
-from fedbnn.explain import HELP, explain, explain_all
 
 
 def test_every_exit_code_has_a_help_text_and_no_other_has() -> None:

@@ -5,8 +5,8 @@ from typing import NoReturn
 
 import pytest
 
+from fedbnn.cli.outcome import UNEXPECTED, ended, traceback_to
 from fedbnn.errors import DataError, Exit, FedBNNError, FederationError
-from fedbnn.outcome import UNEXPECTED, ended, traceback_to
 
 
 def raising(error: BaseException) -> NoReturn:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import train
+from fedbnn.bayes.layout import layout_of
 from fedbnn.config import Parsed, parse
-from fedbnn.layout import layout_of
 from fedbnn.methods import METHODS
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
-from fedbnn.cli import main
+from fedbnn.cli.main import main
 from fedbnn.config import parse
 from fedbnn.config.schema import Named, Section
 from fedbnn.config.strict_yaml import dump

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedbnn import triangles
+from fedbnn.heads import triangles
+from fedbnn.heads.places import PlacesExchange
 from fedbnn.messages import Update
-from fedbnn.places import PlacesExchange
 from fedbnn.state import State
 
 NAMES = ("a", "b", "c")

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from datamodules.stream import FederatedStream
-from fedbnn import library
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.gate import Gate
-from fedbnn.layout import layout_of
-from fedbnn.ledger import Ledger
-from fedbnn.local import LocalTraining
+from fedbnn.bayes.layout import layout_of
+from fedbnn.defense.gate import Gate
+from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.local import LocalTraining
+from fedbnn.federation.rounds import Federation
+from fedbnn.heads import library
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
-from fedbnn.rejected import Rejected
-from fedbnn.rounds import Federation
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.rejected import Rejected
 from lightning_modules.work import ClientWork
 from tests.core.playing import Federate
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from datamodules.stream import FederatedStream
-from fedbnn import rounds
-from fedbnn.engines import Private
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.local import LocalTraining
+from fedbnn.federation import rounds
+from fedbnn.federation.engines import Private
+from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.local import LocalTraining
+from fedbnn.federation.rounds import Federation
 from fedbnn.messages import Failure, Reply
-from fedbnn.rounds import Federation
 from fedbnn.state import State
 
 Federate = Callable[..., tuple[Federation, State]]

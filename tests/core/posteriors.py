@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedbnn.gaussian import Gaussian
+from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.messages import Update
 from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State

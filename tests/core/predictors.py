@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import fedbnn
-from fedbnn import library
+from fedbnn.bayes.layout import layout_of
 from fedbnn.deploy import Card, load, save_model
-from fedbnn.discriminant import Reading
+from fedbnn.heads import library
+from fedbnn.heads.discriminant import Reading
+from fedbnn.heads.places import Places
+from fedbnn.heads.predictor import Predictor
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.places import Places
-from fedbnn.predictor import Predictor
 from fedbnn.state import State
 
 SHAPE = (1, 4, 4)

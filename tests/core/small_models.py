@@ -2,8 +2,8 @@
 
 import torch
 
-from fedbnn.layout import layout_of
-from fedbnn.model import BayesianModel, MeanFieldGuide, guide_for
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
 from fedbnn.networks import MLP
 
 SHAPE = (1, 4, 4)

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbnn import library
-from fedbnn.engines import ClientFailed
-from fedbnn.gaussian import Gaussian
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.layout import layout_of
+from fedbnn.defense.updates import read_update
+from fedbnn.federation.engines import ClientFailed
+from fedbnn.federation.local import LocalTraining
+from fedbnn.heads import library
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.networks import MLP
 from fedbnn.state import State
-from fedbnn.updates import read_update
 from lightning_modules.assembly import assemble, read_rows
 from lightning_modules.point_fit import warm_up
 from lightning_modules.trainer import Fitter

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import fedbnn
+from fedbnn.bayes.layout import layout_of
 from fedbnn.deploy import CARD, MODEL, load, save_model
-from fedbnn.discriminant import Reading
 from fedbnn.errors import ConfigError, RunDirectoryError
-from fedbnn.layout import layout_of
+from fedbnn.heads.discriminant import Reading
 from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS
 from tests.core.predictors import LOOK, SHAPE, card_of, images, predictor, saved, state_of

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbnn.engines import ClientFailed
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.errors import ConfigError
+from fedbnn.federation.engines import ClientFailed
+from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.local import LocalTraining
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.base import LocalObjective
-from fedbnn.model import BayesianModel, guide_for
 from fedbnn.networks import MLP, Classifier
 from lightning_modules.point_client import PointClient
 from lightning_modules.svi_client import Start, SVIClient

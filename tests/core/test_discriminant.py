@@ -9,9 +9,9 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from fedbnn.discriminant import Discriminant, Reading, shrinkage
+from fedbnn.heads.discriminant import Discriminant, Reading, shrinkage
+from fedbnn.heads.places import Places
 from fedbnn.messages import Update
-from fedbnn.places import Places
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
 

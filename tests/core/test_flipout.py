@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fedbnn.layout import layout_of
-from fedbnn.model import BayesianModel, ClosedFormELBO, MeanFieldGuide, guide_for
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, MeanFieldGuide, guide_for
 from fedbnn.networks import MLP, NETWORKS, Classifier
 from tests.core.small_models import BATCH, SHAPE, small
 

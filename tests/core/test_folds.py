@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.errors import ConfigError
-from fedbnn.gaussian import Gaussian
 from fedbnn.messages import Update
 from fedbnn.methods import FedBNN
 from fedbnn.state import State

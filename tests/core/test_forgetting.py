@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn import rounds
+from fedbnn.federation import rounds
 from fedbnn.methods import FedBNN
 from tests.core.playing import FAST, Federate, Short, after
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from datamodules import FederatedStream
+from fedbnn.bayes.function_prior import FunctionPrior
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.errors import ConfigError
-from fedbnn.function_prior import FunctionPrior
-from fedbnn.layout import layout_of
 from fedbnn.methods import FedBNN
-from fedbnn.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.networks import MLP, NETWORKS
 from tests.core.playing import FAST, Federate, Short, after, sha
 from tests.core.small_models import BATCH, SHAPE

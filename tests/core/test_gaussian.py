@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.gaussian import Gaussian
+from fedbnn.bayes.gaussian import Gaussian
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 seeds = st.integers(0, 2**32)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, guide_for
+from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.local import LocalTraining
 from fedbnn.methods import FedBNN
-from fedbnn.model import BayesianModel, guide_for
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
 from lightning_modules.trainer import Fitter
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.model import WeightedKL, Weights, kl_by_weight
+from fedbnn.bayes.model import WeightedKL, Weights, kl_by_weight
 from tests.core.small_models import small
 
 

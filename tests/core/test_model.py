@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedbnn.layout import layout_of
-from fedbnn.local import LocalTraining
+from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import FedBNN
-from fedbnn.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.networks import MLP, NETWORKS, Classifier
 from lightning_modules.svi_client import Start, SVIClient
 from tests.core.small_models import BATCH, SHAPE, small

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedbnn.bayes.layout import Layout, layout_of
 from fedbnn.errors import ConfigError
-from fedbnn.layout import Layout, layout_of
 from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, MaxPool, PaperResNet
 
 COUNTS = {"mlp": 317_400, "lenet": 83_072, "paper_resnet": 6_795_048, "cifar_resnet18": 11_168_832}

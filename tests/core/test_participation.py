@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn import rounds
+from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
-from fedbnn.local import LocalTraining
+from fedbnn.federation import rounds
+from fedbnn.federation.local import LocalTraining
 from fedbnn.messages import Failure, Order, Reply
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.updates import read_update
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 

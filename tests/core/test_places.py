@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedbnn import triangles
+from fedbnn.bayes.layout import layout_of
+from fedbnn.heads import triangles
+from fedbnn.heads.places import Places, measure
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.places import Places, measure
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
 

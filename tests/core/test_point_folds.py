@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from fedbnn.folds import PointFold
 from fedbnn.messages import Update
+from fedbnn.methods.folds import PointFold
 from fedbnn.state import State
 from tests.core.posteriors import NAMES
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.deploy import load
+from fedbnn.heads.places import without_places
 from fedbnn.images import ImageSet, Look
 from fedbnn.networks import MLP, NETWORKS
-from fedbnn.places import without_places
 from tests.core.predictors import LOOK, SHAPE, images, predictor, saved, state_of
 
 

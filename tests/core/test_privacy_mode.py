@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from datamodules.stream import FederatedStream
-from fedbnn import personal
-from fedbnn.evaluation import Evaluation
-from fedbnn.local import LocalTraining
+from fedbnn.defense.updates import read_update
+from fedbnn.evaluation import personal
+from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.federation.local import LocalTraining
+from fedbnn.heads.predictor import Predictor
 from fedbnn.messages import Reply
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
-from fedbnn.predictor import Predictor
 from fedbnn.state import State
-from fedbnn.updates import read_update
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 

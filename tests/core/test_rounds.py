@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn.evaluation import Evaluation, evaluate_round
-from fedbnn.ledger import Ledger
-from fedbnn.local import LocalTraining
+from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
+from fedbnn.federation.local import LocalTraining
+from fedbnn.heads.predictor import Predictor
 from fedbnn.messages import Order, Reply
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
-from fedbnn.predictor import Predictor
+from fedbnn.storage.ledger import Ledger
 from tests.core.playing import FAST, Federate, Overheard, Short, after, sha
 
 # Initialisation.

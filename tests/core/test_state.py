@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn import library, wire
+from fedbnn import wire
+from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.heads import library
 from fedbnn.images import ImageSet, Look
 from fedbnn.messages import Order
-from fedbnn.posteriors import scale_quantiles
 from fedbnn.seeds import address, forked, generator
 from fedbnn.state import State
 

@@ -16,7 +16,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.model import SITE, BayesianModel, ClosedFormELBO, MeanFieldGuide
+from fedbnn.bayes.model import SITE, BayesianModel, ClosedFormELBO, MeanFieldGuide
 from tests.core.small_models import BATCH, small
 
 
@@ -187,7 +187,7 @@ def test_two_clients_share_nothing_and_the_store_stays_empty() -> None:
 
 
 def test_with_the_global_store_two_guides_are_one() -> None:
-    """The trap itself: the setting that `fedbnn.model` makes is what keeps clients apart."""
+    """The trap itself: the setting that `fedbnn.bayes.model` makes is what keeps clients apart."""
     model, _ = small()
     model.eval()
     with pyro.settings.context(module_local_params=False):
@@ -205,7 +205,7 @@ def test_with_the_global_store_two_guides_are_one() -> None:
 
 def test_no_file_that_knows_a_guide_copies_or_pickles_anything() -> None:
     folder = Path(__file__).parents[2]
-    files = [folder / "fedbnn" / "model.py", *(folder / "lightning_modules").glob("*.py")]
+    files = [folder / "fedbnn" / "bayes" / "model.py", *(folder / "lightning_modules").glob("*.py")]
     assert len(files) > 5
     for path in files:
         assert not {"copy", "deepcopy", "pickle"} & set(

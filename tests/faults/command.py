@@ -23,7 +23,7 @@ class Method:
     def run(self, run_dir: Path) -> None:
         """Start the run, or go on with it; leaves the process when it fails. The figures are not drawn."""
         import train
-        from fedbnn import report
+        from fedbnn.report import report
 
         report.write_run = lambda directory: report.Written(directory / "report.html", [])
         known = (run_dir / "config.yaml").exists()

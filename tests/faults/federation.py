@@ -8,16 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedbnn import records, runs, wire
-from fedbnn.engines import Engine
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.gate import Admission, Call, Gate
-from fedbnn.influence import influence_of_factor
-from fedbnn.ledger import Ledger
+from fedbnn import wire
+from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.defense.influence import influence_of_factor
+from fedbnn.federation.engines import Engine
+from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.messages import Order, Reply, Update
-from fedbnn.rejected import Rejected
 from fedbnn.seeds import generator
 from fedbnn.state import State
+from fedbnn.storage import records, runs
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.rejected import Rejected
 
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import train
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.files import as_json
-from fedbnn.ledger import Ledger
+from fedbnn.defense.updates import read_update
+from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.messages import Failure, Reply
-from fedbnn.updates import read_update
+from fedbnn.storage.files import as_json
+from fedbnn.storage.ledger import Ledger
 from fedbnn.wire import digest
 from tests.faults.command import TINY, Method
 from tests.faults.test_disk import no_file_above
@@ -25,7 +25,7 @@ SUBJECT = Method("scaffold")
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than these runs."""
-    monkeypatch.setattr("fedbnn.figures.of_run", lambda *_: {})
+    monkeypatch.setattr("fedbnn.report.figures.of_run", lambda *_: {})
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedbnn.errors import Exit, RunDirectoryError
-from fedbnn.files import as_json
-from fedbnn.ledger import Ledger
 from fedbnn.state import State
+from fedbnn.storage.files import as_json
+from fedbnn.storage.ledger import Ledger
 from fedbnn.wire import digest
 
 FILES = ("state.safetensors", "record.json", "manifest.json")
@@ -117,7 +117,8 @@ def test_two_writers_in_one_process(run_dir: Path) -> None:
 
 
 def test_another_process_is_named_and_a_dead_one_does_not_block(run_dir: Path) -> None:
-    hold = "import sys; from fedbnn.ledger import Ledger; _ = Ledger(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    opened = "import sys; from fedbnn.storage.ledger import Ledger; _ = Ledger(sys.argv[1])"
+    hold = f"{opened}; print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", hold, str(run_dir)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdin is not None

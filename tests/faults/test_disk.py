@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbnn import runs
 from fedbnn.errors import Exit, RunDirectoryError
-from fedbnn.files import write_atomic
-from fedbnn.ledger import Ledger
-from fedbnn.rejected import Rejected
-from fedbnn.spool import Spool
 from fedbnn.state import State
+from fedbnn.storage import runs
+from fedbnn.storage.files import write_atomic
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Spool
 
 SMALL, LARGE = State({"trunk": torch.zeros(10)}), State({"trunk": torch.zeros(100_000)})
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn import records
+from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
-from fedbnn.gate import Gate
 from fedbnn.messages import Failure
+from fedbnn.storage import records
 from tests.faults.federation import fingerprint, run
 
 ROOT = Path(__file__).parents[2]

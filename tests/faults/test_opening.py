@@ -8,12 +8,12 @@ from typing import Never
 import pytest
 
 import train
-from fedbnn import runs
 from fedbnn.config import parse
 from fedbnn.errors import RunDirectoryError
-from fedbnn.ledger import Ledger
-from fedbnn.runner import Plan, conduct
+from fedbnn.federation.runner import Plan, conduct
 from fedbnn.state import State
+from fedbnn.storage import runs
+from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY
 from tests.faults.steps import ending_after
 
@@ -43,8 +43,8 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> Never:
         raise Opened
 
-    monkeypatch.setattr("fedbnn.runner._play", opened)
-    monkeypatch.setattr("fedbnn.environment.environment", dict)
+    monkeypatch.setattr("fedbnn.federation.runner._play", opened)
+    monkeypatch.setattr("fedbnn.storage.environment.environment", dict)
 
 
 def killed(plan: Plan, count: int) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fedbnn.cli.signals import Stopped, owned
 from fedbnn.errors import Exit
-from fedbnn.signals import Stopped, owned
 from tests.faults.command import ROOT, TINY
 
 LONG = ["--client.epochs", "100000", "--stream.clients_per_round", "2"]
@@ -120,7 +120,7 @@ def test_the_message_says_what_is_safe_and_how_to_go_on() -> None:
 
 TWICE = """
 import signal, time
-from fedbnn.signals import owned
+from fedbnn.cli.signals import owned
 with owned():
     try:
         signal.raise_signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_signal_in_a_fit_ends_the_run_and_its_workers",
             "test_workers_do_not_outlive_a_killed_parent",
         ),
-        "commands/test_endings.py": ("test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes",),
+        "cli/test_endings.py": ("test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes",),
     },
     "newest round truncated or one byte flipped; all rounds damaged": {
         "faults/test_damage.py": (
@@ -41,7 +41,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_newer_format_is_exit_4",
         ),
         "faults/test_damage.py": ("test_another_process_is_named_and_a_dead_one_does_not_block",),
-        "commands/test_endings.py": ("test_a_finished_run_that_is_resumed_says_so_and_changes_nothing",),
+        "cli/test_endings.py": ("test_a_finished_run_that_is_resumed_says_so_and_changes_nothing",),
     },
     "disk full, read-only directory": {
         "faults/test_disk.py": (
@@ -55,12 +55,12 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "client raises, never answers, answers late, twice, for another run, from another prior": {
-        "engines/test_engines.py": (
+        "federation/test_engines.py": (
             "test_what_happens_to_a_worker_costs_its_client_only",
             "test_a_client_that_raises_costs_itself_in_serial",
             "test_a_client_that_never_answers_costs_itself_in_serial",
         ),
-        "gate/test_gate.py": ("test_a_client_speaks_for_itself_and_once", "test_each_fault_alone_is_refused_with_its_reason"),
+        "defense/test_gate.py": ("test_a_client_speaks_for_itself_and_once", "test_each_fault_alone_is_refused_with_its_reason"),
         "faults/test_command.py": ("test_a_bad_client_is_named_kept_and_not_folded",),
     },
     "NaN, Inf, 1e38, precision <= 0, wrong shape, missing or extra site, float16, empty, random, truncated, 2^40, pickle bomb": {
@@ -72,10 +72,10 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_hostile_bytes_take_no_memory",
             "test_a_pickle_bomb_is_refused_kept_and_never_run",
         ),
-        "gate/test_wire.py": ("test_random_bytes_are_malformed",),
+        "defense/test_wire.py": ("test_random_bytes_are_malformed",),
     },
     "one of five forges precision x1e6, flips sign, scales, sends zeros": {
-        "gate/test_forgers.py": (
+        "defense/test_forgers.py": (
             "test_a_forger_stays_within_twice_the_honest_error",
             "test_a_forger_of_rows_alone_stays_within_it",
             "test_two_forgers_of_five_do_not_outvote_three",
@@ -91,7 +91,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_batch_norm_clients_train_on_any_amount_of_data",
             "test_a_client_that_diverges_says_so_and_sends_nothing",
         ),
-        "gate/test_forgers.py": ("test_clients_that_learned_nothing_have_no_vote_and_are_not_refused",),
+        "defense/test_forgers.py": ("test_clients_that_learned_nothing_have_no_vote_and_are_not_refused",),
         "faults/test_command.py": ("test_a_learning_rate_that_explodes_sends_nothing",),
     },
     "unknown key, wrong type, out of range, malformed / empty / huge YAML, duplicate key, 1e-3, contradictory values": {
@@ -100,7 +100,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         "config/test_conf_files.py": ("test_a_mistake_ends_in_one_line_code_2_and_no_run_directory",),
     },
     "data set missing with no network, bad checksum, corrupt image, label out of range": {
-        "commands/test_endings.py": ("test_a_data_set_that_is_not_there_is_named_with_its_folder",),
+        "cli/test_endings.py": ("test_a_data_set_that_is_not_there_is_named_with_its_folder",),
         "datamodules/test_downloads.py": ("test_nobody_there_ends_at_once", "test_a_wrong_checksum_leaves_nothing_behind"),
         "datamodules/test_sources.py": ("test_a_bad_checksum_names_the_folder", "test_a_corrupt_image_is_named"),
         "datamodules/test_cache.py": ("test_a_label_out_of_range_names_the_file",),

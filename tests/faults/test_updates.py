@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbnn import wire
-from fedbnn.gate import Admission, Gate
+from fedbnn.defense.gate import Admission, Gate
+from fedbnn.defense.updates import read_update
 from fedbnn.messages import Update
-from fedbnn.rejected import Rejected
-from fedbnn.spool import Spool
-from fedbnn.updates import read_update
-from tests.gate.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
+from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Spool
+from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
 GOOD = torch.ones(8)
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbnn import diagnostics, records, report
-from fedbnn.environment import environment
+from fedbnn.evaluation import diagnostics
+from fedbnn.evaluation.results import Facts, results
 from fedbnn.images import ImageSet
-from fedbnn.results import Facts, results
+from fedbnn.report import report
+from fedbnn.storage import records
+from fedbnn.storage.environment import environment
 
 
 @dataclass(frozen=True)

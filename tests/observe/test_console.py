@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.console import Console, schedule
-from fedbnn.logs import logging_to
+from fedbnn.tracking.console import Console, schedule
+from fedbnn.tracking.logs import logging_to
 
 CARD = {"scenario": "digits, 5 tasks of 2 classes", "method": "fedbnn: q = p · Π f_k", "seed": "0", "run directory": "runs/[x]"}
 
@@ -119,11 +119,11 @@ def test_the_schedule_of_a_dry_run_is_a_table() -> None:
 def test_the_log_goes_to_the_run_directory_and_not_to_the_console(tmp_path, capsys) -> None:
     lightning = logging.getLogger("pytorch_lightning")
     with logging_to(tmp_path):
-        logging.getLogger("fedbnn.rounds").info("round 1 committed")
+        logging.getLogger("fedbnn.federation.rounds").info("round 1 committed")
         lightning.info("GPU available: False")
         lightning.warning("something odd")
     text = (tmp_path / "log.txt").read_text()
-    assert "INFO    fedbnn.rounds: round 1 committed" in text
+    assert "INFO    fedbnn.federation.rounds: round 1 committed" in text
     assert "GPU available" not in text
     assert "something odd" in text
     assert capsys.readouterr() == ("", "")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError
-from fedbnn.evaluation import Evaluation, begun, evaluate_round
-from fedbnn.judging import judge
+from fedbnn.evaluation.evaluation import Evaluation, begun, evaluate_round
+from fedbnn.evaluation.judging import judge
 
 
 def confused(truth: str, column: str) -> float:

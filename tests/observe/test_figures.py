@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedbnn import comparison_figures, diagnostics, figure_style, figures
-from fedbnn.results import Facts, results
+from fedbnn.evaluation import diagnostics
+from fedbnn.evaluation.results import Facts, results
+from fedbnn.report import comparison_figures, figure_style, figures
 
 RUN = ["focus_on_now", "accuracy_matrix", "forgetting", "reliability", "uncertainty", "posterior_scale", "communication"]
 GRID = ["focus_on_now", "averages", "accuracy_matrix", "forgetting", "reliability", "novelty", "cost"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import Tensor
 
-from fedbnn import metrics
+from fedbnn.evaluation import metrics
 
 
 def drawn(seed: int, images: int = 200, classes: int = 5) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedbnn import comparison_tables, published
+from fedbnn.report import comparison_tables, published
 
 Runs = list[dict[str, Any]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn import records
-from fedbnn.environment import environment
 from fedbnn.errors import RunDirectoryError
+from fedbnn.storage import records
+from fedbnn.storage.environment import environment
 
 
 def rounds(run_dir: Path) -> list[int]:

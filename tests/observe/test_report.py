@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 from scipy.stats import t as student
 
-from fedbnn import config_differences, report, summary, sweeps
-from fedbnn.environment import environment
 from fedbnn.errors import RunDirectoryError
+from fedbnn.report import config_differences, report, summary, sweeps
+from fedbnn.storage.environment import environment
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedbnn import diagnostics
-from fedbnn.results import Facts, results
+from fedbnn.evaluation import diagnostics
+from fedbnn.evaluation.results import Facts, results
 
 
 def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> None:

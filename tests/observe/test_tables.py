@@ -7,8 +7,8 @@ import statistics
 import pytest
 from rich.console import Console
 
-from fedbnn import comparison_tables, table_formats, tables
-from fedbnn.comparison_tables import of_comparison
+from fedbnn.report import comparison_tables, table_formats, tables
+from fedbnn.report.comparison_tables import of_comparison
 
 
 def cell(table: tables.Table, row: str, column: str) -> tables.Cell:

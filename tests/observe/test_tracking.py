@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn import records
-from fedbnn.tracking import Track, Tracker
+from fedbnn.storage import records
+from fedbnn.tracking.tracking import Track, Tracker
 
 wandb = pytest.importorskip("wandb")
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -144,7 +144,7 @@ def test_figures_are_handed_over_at_the_end(run_dir, lines, run, tmp_path) -> No
 SCRIPT = """
 import sys
 from pathlib import Path
-from fedbnn.tracking import Track, Tracker
+from fedbnn.tracking.tracking import Track, Tracker
 tracker = Tracker(Track(patience=3.0), Path(sys.argv[1]), print)
 tracker.start({}, "group", "name", 0, None)
 tracker.round({"round": 1})

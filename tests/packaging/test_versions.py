@@ -34,9 +34,9 @@ def test_broken_lightning_releases_are_excluded() -> None:
 
 
 def test_the_console_command_is_the_one_tested() -> None:
-    assert PROJECT["scripts"] == {"fedbnn": "fedbnn.cli:main"}
+    assert PROJECT["scripts"] == {"fedbnn": "fedbnn.cli.main:main"}
     installed = [point for point in entry_points(group="console_scripts") if point.name == "fedbnn"]
-    assert all(point.value == "fedbnn.cli:main" for point in installed)
+    assert all(point.value == "fedbnn.cli.main:main" for point in installed)
 
 
 def test_the_licence_and_the_lowest_python_are_stated() -> None:

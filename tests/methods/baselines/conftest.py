@@ -9,19 +9,20 @@ import pytest
 import torch
 
 import lightning_modules  # noqa: F401
-from fedbnn import library, rounds
-from fedbnn.engines.serial import SerialEngine
-from fedbnn.gate import Gate
+from fedbnn.bayes.layout import layout_of
+from fedbnn.defense.gate import Gate
+from fedbnn.federation import rounds
+from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.local import LocalTraining
+from fedbnn.heads import library
 from fedbnn.images import ImageSet, Look
-from fedbnn.layout import layout_of
-from fedbnn.ledger import Ledger
-from fedbnn.local import LocalTraining
 from fedbnn.messages import Failure, Reply
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
-from fedbnn.rejected import Rejected
 from fedbnn.seeds import forked, generator
 from fedbnn.state import State
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.rejected import Rejected
 from lightning_modules.work import ClientWork
 
 CLASSES = tuple(f"toy/{number}" for number in range(4))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError
+from fedbnn.federation.pooled import Pooled
 from fedbnn.methods import FedAvg, Joint, Local
-from fedbnn.pooled import Pooled
 
 
 def test_the_pool_of_the_first_round_is_the_data_of_its_participants(toy) -> None:

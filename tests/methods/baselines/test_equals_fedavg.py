@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedbnn.local import LocalTraining
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import EWC, MAS, FedAvg, FedProx, LwF, Scaffold
 
 OFF = [FedProx(mu=0), EWC(strength=0), MAS(strength=0), LwF(strength=0), EWC(strength=0, every=1), LwF(strength=0, every=1)]

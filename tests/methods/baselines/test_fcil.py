@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import normalize
 
 from fedbnn.errors import ConfigError
+from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet
-from fedbnn.local import LocalTraining
 from fedbnn.messages import Order, Update
 from fedbnn.methods import FCIL
 from fedbnn.methods.base import Assignment

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedbnn.errors import ConfigError
-from fedbnn.local import LocalTraining
+from fedbnn.federation.local import LocalTraining
 from fedbnn.messages import Update
 from fedbnn.methods import EWC, MAS, per_sample
 from fedbnn.methods.ewc import fisher_sum

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedbnn.bayes.layout import layout_of
 from fedbnn.errors import ConfigError
-from fedbnn.layout import layout_of
 from fedbnn.methods import LwF
 from fedbnn.methods.lwf import Distilled
 from fedbnn.methods.snapshots import OldColumns, recall, remember, rename

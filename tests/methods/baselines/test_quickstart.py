@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import train
-from fedbnn import report
 from fedbnn.config import parse
-from fedbnn.runner import conduct
+from fedbnn.federation.runner import conduct
+from fedbnn.report import report
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
 NAMES = ("fedavg", "fedprox", "scaffold", "ewc", "mas", "lwf", "fcil", "joint", "local")

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedbnn.errors import ConfigError
-from fedbnn.local import LocalTraining
+from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import FedAvg, Scaffold
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked

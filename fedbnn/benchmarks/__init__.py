@@ -1,1 +1,0 @@
-"""What things cost, measured side by side in one run: ratios, because machines are shared and noisy."""

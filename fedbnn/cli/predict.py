@@ -1,0 +1,65 @@
+"""`fedbnn predict RUN_DIR IMAGE_OR_FOLDER...`: what a trained model sees in pictures, and how sure it is."""
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedbnn import deploy, picture_files
+from fedbnn.cli.arguments import Arguments, positive
+from fedbnn.deploy import Prediction
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict, and print a table or JSON."""
+    options = _options(argv)
+    model = deploy.load(options.run_dir)
+    paths = picture_files.find(options.pictures)
+    prediction = model.predict(picture_files.read(paths, model.card.image_shape), options.samples)
+    rows = _rows(paths, prediction, options.top)
+    if options.uncertain_first:
+        rows.sort(key=lambda row: -row["entropy"])
+    print(json.dumps(rows, indent=2)) if options.json else _print(rows)
+    return 0
+
+
+def _options(argv: Sequence[str]) -> Namespace:
+    parser = Arguments("predict", "Say what a trained model sees in pictures, and how sure it is.")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a finished run")
+    parser.add_argument("pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them")
+    parser.add_argument("--samples", type=positive, default=16, help="draws of the weights (default: 16)")
+    parser.add_argument("--top", type=positive, default=3, help="classes shown for each picture (default: 3)")
+    parser.add_argument("--uncertain_first", action="store_true", help="the least certain pictures first")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args(argv)
+
+
+def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[str, Any]]:
+    """One table row per picture: likeliest classes first."""
+    best = prediction.probabilities.topk(min(top, len(prediction.classes)))
+    return [
+        {
+            "picture": str(path),
+            "label": prediction.labels[place],
+            "classes": {
+                prediction.classes[int(c)]: round(float(p), 4)
+                for p, c in zip(best.values[place], best.indices[place], strict=True)
+            },
+            "entropy": round(float(prediction.entropy[place]), 4),
+            "mutual_information": round(float(prediction.mutual_information[place]), 4),
+        }
+        for place, path in enumerate(paths)
+    ]
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    """A table for people; uncertainty in nats."""
+    table = Table("picture", "likeliest classes", "entropy", "mutual information")
+    for row in rows:
+        classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
+        table.add_row(row["picture"], classes, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+    Console(highlight=False).print(table)

@@ -1,0 +1,1 @@
+"""What the server lets in, and how far one client may move it."""

@@ -1,0 +1,1 @@
+"""The server: rounds, what a run is made of, and where clients run."""

@@ -1,0 +1,79 @@
+"""A stream as one client sees it that has been given everything so far."""
+
+from dataclasses import replace
+
+import torch
+
+from fedbnn.federation.audience import Audience
+from fedbnn.images import ImageSet
+from fedbnn.seeds import generator
+
+
+class Pooled:
+    """One client, number 0. In round r it trains on N_r images drawn from all that participants of rounds 1..r were given.
+
+    N_r is how many images the participants of round r hold. An image shown in several rounds counts as often.
+    """
+
+    def __init__(self, stream: Audience) -> None:
+        self.stream = stream
+        self._sizes: dict[int, dict[int, int]] = {}
+        self._drawn: tuple[int, ImageSet] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return self.stream.rounds
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return self.stream.image_shape
+
+    def shares(self, round: int) -> tuple[float, ...]:
+        """Share of the clients on each task."""
+        return self.stream.shares(round)
+
+    def task_ends(self) -> tuple[int, ...]:
+        """Last round of each task."""
+        return self.stream.task_ends()
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        """The one client."""
+        return (0,)
+
+    def counts(self, round: int, client: int) -> dict[str, int]:
+        """Images by class of the round's draw."""
+        return self.train(round, client).counts()
+
+    def train(self, round: int, client: int) -> ImageSet:
+        """The round's draw."""
+        if self._drawn is None or self._drawn[0] != round:
+            self._drawn = round, self._draw(round)
+        return self._drawn[1]
+
+    def _draw(self, round: int) -> ImageSet:
+        """N_r of all images so far, without replacement."""
+        owners = [(past, client) for past in range(1, round + 1) for client in self._size(past)]
+        sizes = torch.tensor([self._size(past)[client] for past, client in owners])
+        wanted = sum(self._size(round).values())
+        chosen = torch.randperm(int(sizes.sum()), generator=generator(0, "pool", round))[:wanted].sort().values
+        ends = sizes.cumsum(0)
+        place = torch.searchsorted(ends, chosen, right=True)
+        parts = []
+        for number in place.unique().tolist():
+            within = chosen[place == number] - (ends[number] - sizes[number])
+            parts.append(self.stream.train(*owners[number]).subset(within))
+        return joined(parts)
+
+    def _size(self, round: int) -> dict[int, int]:
+        """How many images each participant of a round holds."""
+        if round not in self._sizes:
+            held = {client: self.stream.counts(round, client) for client in self.stream.participants(round)}
+            self._sizes[round] = {client: sum(counts.values()) for client, counts in held.items()}
+        return self._sizes[round]
+
+
+def joined(parts: list[ImageSet]) -> ImageSet:
+    """Image sets with the same classes as one."""
+    return replace(parts[0], pixels=torch.cat([part.pixels for part in parts]), labels=torch.cat([part.labels for part in parts]))

@@ -1,0 +1,1 @@
+"""What a run or a comparison says: tables, figures, words, one page."""

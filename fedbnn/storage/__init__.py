@@ -1,0 +1,1 @@
+"""The run directory: committed rounds, records, whole files, locks."""

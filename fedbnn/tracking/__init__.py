@@ -1,0 +1,1 @@
+"""How a run is followed: the terminal, log.txt, Weights & Biases."""

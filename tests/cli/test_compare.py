@@ -1,0 +1,266 @@
+"""`fedbnn compare`: a grid of runs that can be stopped, continued, and has tables at its end."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from fedbnn.cli import grid_progress
+from fedbnn.cli.grid import Cell, Sweep, cells
+from fedbnn.cli.grid_progress import GridProgress, expected
+from fedbnn.config import parse
+from tests.cli.command import environment, fedbnn, files, started
+from train import SCHEMA
+
+STAND_IN = """
+import json, shutil, sys
+from pathlib import Path
+finished, method, seed, directory, failing = sys.argv[1:]
+if failing in Path(directory).name:
+    sys.exit("error: a client sat on the cable")
+shutil.copytree(finished, directory)
+results = json.loads((Path(directory) / "results.json").read_text())
+results |= {"method": method, "seed": int(seed)}
+(Path(directory) / "results.json").write_text(json.dumps(results))
+"""
+
+
+@pytest.fixture
+def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """In the place of each run a process that copies a finished one; it fails where a name in this list is part of its own."""
+    failing: list[str] = []
+
+    def command(cell: Cell, _config: str) -> list[str]:
+        told = [finished, cell.method, cell.seed, cell.directory, next(iter(failing), "nothing")]
+        return [sys.executable, "-c", STAND_IN, *map(str, told)]
+
+    monkeypatch.setattr(Cell, "command", command)
+    monkeypatch.setattr("fedbnn.cli.pool.LOOK_SECONDS", 0.05)
+    return failing
+
+
+def test_a_grid_ends_in_tables_of_every_format(home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert fedbnn("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--jobs", 3) == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert shown.rstrip().endswith("report  runs/compare-tiny/report.html")
+    assert all(title in shown for title in ("Averages over the tasks", "Paired differences against fedbnn"))
+    per_task = [f"{regime} accuracy {moment}" for regime in ("task-aware", "class-agnostic") for moment in ("@TS", "@Fin")]
+    assert all(title in shown for title in per_task)
+    assert not any(title in shown for title in ("Calibration", "Focus-on-Now", "AUROC", "Cost of a run"))
+    written = files(home / "runs" / "compare-tiny")
+    assert written.keys() >= {"report.html", "tables.md", "tables.tex", "tables.csv", "figures/focus_on_now.png"}
+    assert written.keys() >= {f"{method}-s{seed}/results.json" for method in ("fedbnn", "fedavg") for seed in (0, 1)}
+    for name in ("tables.md", "tables.tex", "tables.csv"):
+        text = written[name].decode()
+        assert all(word in text for word in ("fedbnn", "fedavg", "chance", "@TS", "@Fin"))
+    assert "±" in written["tables.md"].decode()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_failed_run_is_reported_and_does_not_sink_the_others(
+    home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_ins.append("fedavg-s1")
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", "grid")
+    assert fedbnn(*asked) == 1
+    shown = capsys.readouterr().out
+    assert "fedavg-s1 failed with exit code 1: error: a client sat on the cable\n" in shown
+    assert shown.count(" failed ") == 1
+    assert (home / "grid" / "tables.md").is_file()
+    assert "a client sat on the cable" in (home / "grid" / "logs" / "fedavg-s1.txt").read_text()
+    assert sorted(path.parent.name for path in (home / "grid").glob("*/results.json")) == ["fedavg-s0", "fedbnn-s0", "fedbnn-s1"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
+    home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = ("--sweep", "stream.clients_per_round=1,2", "--methods", "fedavg", "--seeds", "0,1", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    assert capsys.readouterr().out.rstrip().endswith("report  sweep/report.html")
+    page = (home / "sweep" / "report.html").read_text()
+    assert "tiny, stream.clients_per_round = 1, 2" in page
+    assert all(f'<figure id="{name}"' in page for name in ("sweep", "focus_on_now"))
+    assert all((home / "sweep" / f"fedavg-s{seed}-{value}").is_dir() for seed in (0, 1) for value in (1, 2))
+    assert all((home / "sweep" / f"stream.clients_per_round={value}" / "report.html").is_file() for value in (1, 2))
+    assert (home / "sweep" / "figures" / "sweep.png").stat().st_size > 1000
+    table = (home / "sweep" / "tables.md").read_text()
+    assert all(name in table for name in ("fedavg 1", "fedavg 2"))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(home: Path, stand_ins: list[str]) -> None:
+    swept = ("--sweep", "stream.partition=iid,dirichlet", "--methods", "fedavg", "--seeds", "0", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept, "--set", "client.lr=0.01") == 0
+    assert all(f"fedavg {value}" in (home / "sweep" / "tables.md").read_text() for value in ("iid", "dirichlet"))
+    assert [path.name for path in (home / "sweep" / "figures").iterdir()] == ["focus_on_now.png"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(home: Path, stand_ins: list[str]) -> None:
+    swept = ("--sweep", "fedbnn:method.r_init=0,3", "--methods", "fedbnn,fedavg", "--seeds", "0", "--out", "sweep")
+    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    runs = sorted(path.parent.name for path in (home / "sweep").glob("*/results.json"))
+    assert runs == ["fedavg-s0", "fedbnn-s0-0", "fedbnn-s0-3"]
+    table = (home / "sweep" / "tables.md").read_text()
+    assert all(name in table for name in ("fedbnn 0", "fedbnn 3", "fedavg |"))
+    assert "fedavg" in (home / "sweep" / "method.r_init=3" / "tables.md").read_text()
+
+
+def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
+    asked = {"client.lr": "1", "method.head": "gaussian", "local:method.head": "linear"}
+    mine = {cell.method: dict(cell.settings) for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)}
+    assert mine["fedavg"] == {"client.lr": "1", "method.head": "gaussian"}
+    assert mine["local"] == {"client.lr": "1", "method.head": "linear"}
+
+
+def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:
+    swept = cells(("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid")
+    tracks = [parse(cell.words("tiny.yaml"), SCHEMA)["track"] for cell in swept]
+    assert {track["group"] for track in tracks} == {"grid"}
+    assert [track["name"] for track in tracks] == [cell.name for cell in swept]
+    assert len({track["name"] for track in tracks}) == 8
+
+
+@pytest.mark.parametrize("directory", ["2024", "on: off"])
+def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(home: Path, directory: str) -> None:
+    (home / directory).mkdir()
+    [cell] = cells(("fedavg",), (0,), {}, None, Path(directory) / "nowhere" / "..")
+    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == directory
+
+
+def test_a_group_of_the_users_own_wins(home: Path) -> None:
+    [cell] = cells(("fedavg",), (0,), {"track.group": "study"}, None, home / "grid")
+    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == "study"
+
+
+WRONG = {
+    ("--methods", "fedavg,fedbn"): "did you mean 'fedbnn'?",
+    ("--methods", ","): "argument --methods: expected at least one word",
+    ("--seeds", "0,x"): "argument --seeds: expected whole numbers",
+    ("--jobs", "0"): "argument --jobs: expected a whole number above 0, got '0'",
+    ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
+    ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
+    ("--set", "ewc:client.lr=1"): "a setting is for ewc, which is not compared",
+    ("--sweep", "ewc:client.lr=1,2"): "a setting is for ewc, which is not compared",
+    ("--set", "fedavg:client.lrr=1"): "did you mean 'client.lr'?",
+    ("--sweep", "client.lr="): "argument --sweep: expected at least one word",
+    ("--sweep", "client.lr=0.1,much"): "client.lr: expected float, got 'much'",
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_mistake_is_found_before_anything_starts(
+    words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedbnn("compare", "--config", "tiny.yaml", *words) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert WRONG[words] in line
+    assert list(files(home)) == ["tiny.yaml"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_results_of_other_settings_are_not_taken_for_these(
+    finished: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "grid").mkdir()
+    (home / "grid" / "fedbnn-s0").symlink_to(finished)
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn", "--seeds", "0", "--out", "grid")
+    assert fedbnn(*asked, "--set", "client.epochs=2") == 4
+    assert "client.epochs was 1, now it is 2" in capsys.readouterr().err
+    assert fedbnn(*asked) == 0
+
+
+@pytest.mark.timeout(900)
+def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = home / "grid"
+    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", str(grid), "--jobs=2")
+    caught = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with started([sys.executable, "-m", "fedbnn", *asked], home, env=environment(), **caught) as running:
+        while running.poll() is None and not list(grid.glob("*/state/finished.json")):
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        shown, _ = running.communicate()
+    assert running.returncode == 143
+    assert shown.endswith("stopped; the same command goes on from here\n")
+    assert not left_over(grid)
+    done = {path.parent.parent for path in grid.glob("*/state/finished.json")}
+    before = {directory: times(directory) for directory in done}
+    assert 1 <= len(done) < 4
+
+    assert fedbnn(*asked) == 0
+    assert {directory: times(directory) for directory in done} == before
+    assert len(list(grid.glob("*/state/finished.json"))) == 4
+    seeds = [json.loads(path.read_text())["seed"] for path in grid.glob("fedavg-*/results.json")]
+    assert sorted(seeds) == [0, 1]
+    assert "fedbnn" in (grid / "tables.md").read_text()
+    assert "failed" not in capsys.readouterr().out
+
+
+def times(directory: Path) -> dict[str, int]:
+    """When each file of a run was last written."""
+    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that still work on runs in a folder."""
+    commands = [path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [text for text in map(quietly_read, commands) if str(folder) in text]
+
+
+def quietly_read(file: Path) -> str:
+    """The words of a process, or nothing if it has gone."""
+    try:
+        return file.read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    running, waiting = (Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1))
+    progress = GridProgress([running, waiting], Console(file=StringIO()))
+    pool = SimpleNamespace(started={running: 90.0}, running={running: None}, failures={}, jobs=1)
+    assert progress.seconds_left(pool, {running: 0, waiting: 0}) is None
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * (5 + 10)
+    pool.jobs = 8
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 10
+    pool.failures = {waiting: (1, "")}
+    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 5
+
+
+def test_the_estimate_of_a_sweep_tells_its_values_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    sweep = Sweep("stream.clients_per_round", ("10", "60"))
+    grid = [replace(cell, rounds=10) for cell in cells(("fedbnn", "fedavg"), (0, 1), {}, sweep, tmp_path)]
+    named = {cell.name: cell for cell in grid}
+    few, many = named["fedbnn-s0-10"], named["fedbnn-s0-60"]
+    pool = SimpleNamespace(started={few: 90.0, many: 40.0}, running={few: None, many: None}, failures={}, jobs=1)
+    progress = GridProgress(grid, Console(file=StringIO()))
+    left = progress.seconds_left(pool, {**dict.fromkeys(grid, 0), few: 10, many: 10})
+    assert progress.rates == {few: 1.0, many: 6.0}
+    assert left == 10 * (1.0 + 6.0) + 4 * 10 * 3.5  # the other seed of fedbnn, then fedavg, of which nothing is known
+
+
+def test_what_a_round_takes_is_the_mean_of_the_same_settings_else_of_the_method_else_of_all(tmp_path: Path) -> None:
+    def cell(method: str, seed: int, value: str) -> Cell:
+        return Cell(method, seed, (("stream.clients", value),), tmp_path / f"{method}-{seed}-{value}")
+
+    rates = {cell("fedbnn", seed, "10"): rate for seed, rate in enumerate((1.0, 3.0))}
+    rates |= {cell("fedbnn", 0, "60"): 8.0, cell("fedavg", 0, "10"): 0.0}
+    assert expected(cell("fedbnn", 2, "10"), rates) == 2.0
+    assert expected(cell("fedbnn", 2, "40"), rates) == 4.0
+    assert expected(cell("ewc", 0, "10"), rates) == 3.0

@@ -1,0 +1,129 @@
+"""`fedbnn predict` and `fedbnn.load`: pictures in, classes and how sure the model is out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import fedbnn
+from fedbnn.errors import RunDirectoryError
+from tests.cli.command import fedbnn as command
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten digits as PNGs of another size and mode than the model was trained on, and one in a folder of its own."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "deeper").mkdir()
+    for number, pixels in enumerate(load_digits().images[:10]):
+        place = folder / ("deeper" if number == 9 else "") / f"{number}.png"
+        grey = Image.fromarray((pixels * 255 / 16).astype(np.uint8))
+        grey.resize((32, 32), Image.Resampling.NEAREST).convert("RGB" if number % 2 else "L").save(place)
+    return folder
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *words: object) -> list[dict]:
+    """What the command prints with --json."""
+    assert command("predict", *words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_for_each_picture_the_likeliest_classes_and_the_uncertainty(
+    finished: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = predicted(capsys, finished, pictures)
+    assert [Path(row["picture"]).name for row in rows] == [f"{number}.png" for number in range(10)]
+    for row in rows:
+        shares = list(row["classes"].values())
+        assert len(shares) == 3
+        assert shares == sorted(shares, reverse=True)
+        assert 0 < sum(shares) <= 1 + 1e-3
+        assert row["label"] == next(iter(row["classes"]))
+        assert row["label"].startswith("digits/")
+        assert 0 <= row["mutual_information"] <= row["entropy"] <= np.log(10) + 1e-4
+
+
+def test_the_most_uncertain_come_first_on_request(
+    finished: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = predicted(capsys, finished, pictures, "--samples", 4)
+    sorted_rows = predicted(capsys, finished, pictures, "--samples", 4, "--uncertain_first")
+    assert sorted_rows == sorted(given, key=lambda row: -row["entropy"])
+    assert sorted_rows != given
+
+
+def test_the_table_is_plain_and_has_a_line_for_each_picture(
+    finished: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pictures)
+    assert command("predict", finished, "0.png", "deeper", "--top", 1) == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    for words in ("likeliest classes", "entropy", "mutual information", "0.png", "deeper/9.png"):
+        assert words in shown
+    assert shown.count("digits/") == 2
+
+
+WRONG = {
+    ("RUN", "missing.png"): (3, "there is no such picture or folder (missing.png)"),
+    ("RUN", "empty"): (3, "no picture found (empty)"),
+    ("RUN", "cut.png"): (3, "not a picture that can be read (cut.png)"),
+    ("RUN", "text.png"): (3, "not a picture that can be read (text.png)"),
+    ("nowhere", "cut.png"): (4, "no model can be loaded"),
+    ("RUN", "cut.png", "--samples", "0"): (2, "expected a whole number above 0, got '0'"),
+    ("RUN",): (2, "IMAGE_OR_FOLDER"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_what_cannot_be_predicted_is_named_in_one_line(
+    words: tuple[str, ...],
+    finished: Path,
+    pictures: Path,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "empty").mkdir()
+    (home / "text.png").write_text("not a picture")
+    (home / "cut.png").write_bytes((pictures / "0.png").read_bytes()[:60])
+    code, message = WRONG[words]
+    assert command("predict", *(finished if word == "RUN" else word for word in words)) == code
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert message in line
+
+
+def test_a_loaded_model_gives_probabilities_labels_and_two_uncertainties(finished: Path) -> None:
+    model = fedbnn.load(finished)
+    images = torch.from_numpy(load_digits().images[:20] * 255 / 16).to(torch.uint8)[:, None]
+    found = model.predict(images, samples=16)
+    assert found.probabilities.shape == (20, 10)
+    assert found.classes == tuple(f"digits/{number}" for number in range(10))
+    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(20))
+    assert [found.classes[place] for place in found.probabilities.argmax(1).tolist()] == list(found.labels)
+    entropy = -(found.probabilities * found.probabilities.clamp_min(1e-12).log()).sum(1)
+    torch.testing.assert_close(found.entropy, entropy, atol=1e-4, rtol=1e-4)
+    assert bool((found.mutual_information > 0).all())
+    assert bool((found.mutual_information <= found.entropy).all())
+
+
+def test_each_draw_of_the_weights_serves_all_images(finished: Path) -> None:
+    model = fedbnn.load(str(finished))
+    images = torch.from_numpy(load_digits().images[:20] * 255 / 16).to(torch.uint8)[:, None]
+    together = model.predict(images, samples=3).probabilities
+    apart = torch.cat([model.predict(part, samples=3).probabilities for part in images.split(7)])
+    torch.testing.assert_close(together, apart)
+    assert not torch.allclose(together, model.predict(images, samples=3, seed=1).probabilities)
+
+
+def test_a_damaged_model_is_refused(finished: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-9])
+    with pytest.raises(RunDirectoryError, match="no model can be loaded"):
+        fedbnn.load(tmp_path)

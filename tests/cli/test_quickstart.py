@@ -1,0 +1,34 @@
+"""The first minute: conf/quickstart.yaml as it is, in a process of its own."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ROOT, command, environment
+
+MOST_CPU_SECONDS = 90
+
+
+@pytest.mark.timeout(600)
+def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_path: Path) -> None:
+    said, wrong = tmp_path / "out.txt", tmp_path / "err.txt"
+    asked = command("--config", str(ROOT / "conf" / "quickstart.yaml"))
+    with said.open("w") as out, wrong.open("w") as err:
+        running = subprocess.Popen(asked, cwd=tmp_path, env=environment(), stdout=out, stderr=err)
+        _, status, used = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+    shown = said.read_text()
+    assert (running.returncode, wrong.read_text()) == (0, "")
+    assert used.ru_utime + used.ru_stime < MOST_CPU_SECONDS
+    for words in ("class-incremental digits, 5 tasks", "20 registered, 5 a round, 30 rounds, dirichlet", "q = q_0 * prod_k"):
+        assert words in shown
+    assert shown.count("\nround 30/30  5 clients  now ") == 2
+    assert all(line.isprintable() for line in shown.split("\n"))
+    for name in ("classes 0-1", "classes 8-9", "@TS", "@Fin", "chance", "report  runs/quickstart/report.html"):
+        assert name in shown
+    assert "side by side  runs/quickstart/beside/report.html" in shown
+    results = json.loads((tmp_path / "runs" / "quickstart" / "results.json").read_text())
+    assert results["task_aware"]["avg_fin"] > results["chance"]["task_aware"]["avg_fin"] + 20

@@ -1,0 +1,66 @@
+"""One call of a round, and an honest answer to it that tests then spoil."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.defense.influence import influence_of_point
+from fedbnn.messages import Reply, Update
+from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Spool
+
+ROLL = {client: {"cat": 6, "dog": 4} for client in range(5)}
+FEATURES = 3
+
+
+def expected(classes: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {"trunk": ((8,), torch.float32), "rows": ((len(classes), FEATURES), torch.float32)}
+
+
+def defect(update: Update) -> str | None:
+    return "the folded precision is not positive" if bool((update.tensors["trunk"] <= -50).any()) else None
+
+
+def point(update: Update) -> Tensor:
+    return influence_of_point(torch.zeros(8), update.tensors["trunk"])
+
+
+CALL = Call("run-1", 7, "train", "digest", ROLL, expected, defect, point, lambda update: {})
+
+
+def honest(client: int = 0, /, **changes: Any) -> Update:
+    values = torch.randn(8, generator=torch.Generator().manual_seed(client)) * 0.1 + 1
+    tensors = {"trunk": values, "rows": torch.ones(2, FEATURES)}
+    return replace(Update("run-1", 7, "train", client, "digest", 10, dict(ROLL[client % 5]), tensors), **changes)
+
+
+def having(name: str, tensor: Tensor, client: int = 0) -> Update:
+    update = honest(client)
+    return replace(update, tensors={**update.tensors, name: tensor})
+
+
+Open = Callable[..., Admission]
+
+
+@pytest.fixture
+def admission(tmp_path: Path) -> Open:
+    def opened(call: Call = CALL, **settings: Any) -> Admission:
+        gate = Gate(**settings)
+        return Admission(gate, call, Spool(tmp_path / "spool"), Rejected(tmp_path / "rejected", gate.keep_rejected))
+
+    return opened
+
+
+def reply(update: Update | bytes, client: int = 0) -> Reply:
+    return Reply(client, update if isinstance(update, bytes) else update.to_bytes())
+
+
+def reason_of(admission: Admission, update: Update | bytes, client: int = 0) -> str | None:
+    """Why the gate refuses this answer, or None."""
+    return None if admission.admit(reply(update, client)) else admission.refused[client]

@@ -1,0 +1,121 @@
+"""Conjugate worlds: five clients learn the mean of unit-variance data, in a trunk and in rows, and FedBNN folds them.
+
+n images with the mean x give the factor (n, n x), and x ~ N(truth of the client, 1 / n). The truths of the clients
+scatter by `spread` about the one the fold is to find.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.messages import Reply, Update
+from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.state import State
+from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Spool
+
+CLIENTS, SITES, WIDTH = 5, 60, 20
+Attack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class World:
+    """Images by client, how far the truth lies from the prior mean, how sure the prior is, how much clients differ.
+
+    Three classes are learned, by all clients; the last by client 0 alone when `new_class` is true. A fourth is old.
+    """
+
+    samples: tuple[int, ...] = (60,) * CLIENTS
+    distance: float = 1.0
+    prior_precision: float = 1.0
+    spread: float = 0.0
+    new_class: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ("a", "b", "c")
+
+    def counts(self, client: int) -> dict[str, int]:
+        """Images by class of a client."""
+        held = [name for name in self.classes if not self.new_class or name != "c" or client == 0]
+        return dict.fromkeys(held, self.samples[client] // len(held))
+
+    def state(self) -> State:
+        """The prior: mean 0 for all that is new."""
+        scale, count = self.prior_precision**-0.5, len(self.classes) + 1
+        rows = torch.zeros(count, WIDTH)
+        rows[-1] = self.distance
+        tensors = {
+            "trunk": torch.zeros(SITES), "trunk.scale": torch.full((SITES,), scale), "buffers": torch.zeros(0),
+            "rows": rows, "rows.scale": torch.full((count, WIDTH), scale),
+            "rows.samples": torch.tensor([0.0, 0.0, 0.0, 100.0], dtype=torch.float64),
+        }  # fmt: skip
+        return State(tensors, (*self.classes, "old"))
+
+
+def truth_and_updates(world: World, fold_by: str, seed: int) -> tuple[dict[str, Tensor], list[Update]]:
+    """What there is to learn, and what every client sends; for `scaled` with its likelihood scaled to the round."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    truth = {"trunk": world.distance * normal(SITES), "rows": world.distance * normal(len(world.classes), WIDTH)}
+    roll = [world.counts(client) for client in range(CLIENTS)]
+    totals = {name: sum(counts.get(name, 0) for counts in roll) for name in world.classes}
+    updates = []
+    for client, counts in enumerate(roll):
+        own = {name: value + world.spread * normal(*value.shape) for name, value in truth.items()}
+        rows, samples = [world.classes.index(name) for name in counts], sum(counts.values())
+        images = torch.tensor(list(counts.values())).float()[:, None].expand(-1, WIDTH)
+        trunk = own["trunk"] + normal(SITES) / math.sqrt(samples)
+        heads = own["rows"][rows] + normal(len(rows), WIDTH) / images.sqrt()
+        said = torch.full((SITES,), float(samples)), images
+        if fold_by == "scaled":
+            round_of = torch.tensor([totals[name] for name in counts]).float()[:, None].expand(-1, WIDTH)
+            said = torch.full((SITES,), float(sum(totals.values()))), round_of
+        tensors = {
+            "trunk.precision": said[0], "trunk.info": said[0] * trunk, "points": torch.zeros(0), "buffers": torch.zeros(0),
+            "rows.precision": said[1].contiguous(), "rows.info": said[1] * heads,
+        }  # fmt: skip
+        updates.append(Update("run", 1, "train", client, "prior", samples, counts, tensors))
+    return truth, updates
+
+
+def forged(update: Update, attack: Attack, sites: tuple[str, ...]) -> Update:
+    """The same update with the factors of some sites replaced."""
+    changed: dict[str, Tensor] = dict(update.tensors)
+    for site in sites:
+        changed[f"{site}.precision"], changed[f"{site}.info"] = attack(changed[f"{site}.precision"], changed[f"{site}.info"])
+    return replace(update, tensors=changed)
+
+
+def judged(world: World, method: FedBNN, updates: list[Update], directory: Path, gate: Gate) -> Admission:
+    """The answers of one round after the gate."""
+    state, roll = world.state(), {update.client: dict(update.counts) for update in updates}
+    call = Call(
+        "run", 1, "train", "prior", roll,
+        expected=lambda classes: method.expected(state, "train", classes),
+        defect=lambda update: method.defect(state, update),
+        influence=lambda update: method.influence(state, update),
+        known=lambda update: method.known(state, update),
+    )  # fmt: skip
+    admission = Admission(gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0))
+    for update in updates:
+        admission.admit(Reply(update.client, update.to_bytes()))
+    admission.close()
+    return admission
+
+
+def errors(world: World, method: FedBNN, admission: Admission, truth: Mapping[str, Tensor]) -> dict[str, float]:
+    """How far the folded means of trunk and rows are from the truth."""
+    fold = method.fold(world.state(), "train")
+    for update, trust in admission:
+        fold.add(update, trust)
+    state = fold.close()
+    return {site: float((state[site][: len(truth[site])] - truth[site]).norm()) for site in ("trunk", "rows")}

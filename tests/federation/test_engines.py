@@ -1,0 +1,186 @@
+"""Every engine gives the same bytes; what happens to one client costs that client only."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedbnn.errors import ConfigError, FederationError
+from fedbnn.federation.engines.answers import one_thread
+from fedbnn.federation.engines.peer import environment
+from fedbnn.federation.engines.processes import ProcessEngine
+from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.messages import Failure, Reply
+from tests.federation import clients
+
+ENTRY = "tests.federation.clients:"
+
+
+WAYS = "behave fail raise_defect behave die be_killed spin hang_up eat train behave sleep"
+TROUBLE = {str(client): way for client, way in enumerate(WAYS.split())}
+RAISED = {0: None, 1: "it has no images", 2: "ZeroDivisionError: a defect", 3: None}
+
+
+def nothing(client: int) -> bytes | None:
+    return None
+
+
+def by_client(answers: Iterator[Reply | Failure]) -> dict[int, Reply | Failure]:
+    found = list(answers)
+    assert len({answer.client for answer in found}) == len(found)
+    return {answer.client: answer for answer in found}
+
+
+def reasons(engine: Any, asked: list[int]) -> dict[int, str | None]:
+    answers = by_client(engine.gather(b"order", asked, nothing))
+    return {client: answers[client].reason if isinstance(answers[client], Failure) else None for client in asked}  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engine") / "log.txt"
+
+
+@pytest.fixture(scope="module")
+def engine(log: Path) -> Iterator[ProcessEngine]:
+    """Two workers for all tests; those that lose one get another."""
+    with closing(ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=2, deadline=8, memory=1000, log=log)) as engine:
+        yield engine
+
+
+def test_processes_answer_as_serial_does(engine: ProcessEngine) -> None:
+    serial, private = SerialEngine(clients.trouble(TROUBLE)), {2: b"two", 3: b""}.get
+    for payload in (b"first", b"second" * 100_000):
+        assert by_client(engine.gather(payload, range(4), private)) == by_client(serial.gather(payload, range(4), private))
+
+
+def test_trained_weights_are_the_same_bytes_in_every_engine(engine: ProcessEngine) -> None:
+    (serial,) = SerialEngine(clients.trouble(TROUBLE)).gather(b"", [9], nothing)
+    (apart,) = engine.gather(b"", [9], nothing)
+    assert apart == serial
+    assert isinstance(serial, Reply)
+    with one_thread():
+        assert clients.trained_weights().encode() in serial.update
+
+
+def test_the_answers_hold_what_the_client_said(engine: ProcessEngine) -> None:
+    (answer,) = engine.gather(b"order", [10], lambda client: b"kept")
+    assert isinstance(answer, Reply)
+    assert answer.update.startswith(b"order|10|")
+    assert (answer.private, answer.seconds, answer.inner) == (b"kept+", 1.5, 0.5)
+
+
+def test_nobody_asked_nobody_answers(engine: ProcessEngine) -> None:
+    assert list(engine.gather(b"order", [], nothing)) == []
+
+
+def test_private_state_is_fetched_only_for_the_clients_asked(engine: ProcessEngine) -> None:
+    fetched: list[int] = []
+    list(engine.gather(b"order", [17, 13, 15], lambda client: fetched.append(client)))
+    assert fetched == [17, 13, 15]
+
+
+def test_what_workers_print_goes_to_the_log(engine: ProcessEngine, log: Path) -> None:
+    list(engine.gather(b"order", [10], nothing))
+    assert "a library that prints" in log.read_text()
+
+
+def test_what_happens_to_a_worker_costs_its_client_only(engine: ProcessEngine) -> None:
+    assert reasons(engine, list(range(10))) == RAISED | {
+        4: "its worker died: exit code 7",
+        5: "its worker died: SIGKILL",
+        6: "no answer within 8 s",
+        7: "its worker hung up",
+        8: "its worker used more than 1000 MB",
+        9: None,
+    }
+    assert reasons(engine, [0, 3]) == {0: None, 3: None}
+
+
+def test_an_abandoned_exchange_does_not_answer_the_next_one(engine: ProcessEngine) -> None:
+    answers = engine.gather(b"old", [0, 6, 3], nothing)
+    next(answers)
+    answers.close()  # type: ignore[attr-defined]
+    fresh = list(engine.gather(b"new", [0, 3], nothing))
+    assert [isinstance(answer, Reply) and answer.update.startswith(b"new") for answer in fresh] == [True, True]
+
+
+def test_serial_uses_one_thread_and_gives_the_others_back() -> None:
+    seen: list[int] = []
+
+    class Look:
+        def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+            seen.append(torch.get_num_threads())
+            return Reply(client, b"")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(SerialEngine(Look()).gather(b"", [0], nothing))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_client_that_raises_costs_itself_in_serial() -> None:
+    assert reasons(SerialEngine(clients.trouble(TROUBLE), deadline=60), [0, 1, 2, 3]) == RAISED
+
+
+@pytest.mark.parametrize("client", [6, 11])
+def test_a_client_that_never_answers_costs_itself_in_serial(client: int) -> None:
+    start = time.monotonic()
+    engine = SerialEngine(clients.trouble(TROUBLE), deadline=0.3)
+    assert reasons(engine, [0, client, 3]) == {0: None, client: "no answer within 0.3 s", 3: None}
+    assert time.monotonic() - start < 5
+
+
+def test_an_alarm_at_any_moment_leaves_no_alarm_behind() -> None:
+    """Deadlines that end around the moment the client does: before, at, and after it."""
+
+    class Brief:
+        def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+            time.sleep(0.001)
+            return Reply(client, b"")
+
+    before = signal.getsignal(signal.SIGALRM)
+    for step in range(300):
+        (answer,) = SerialEngine(Brief(), deadline=1e-5 * (step + 1)).gather(b"", [0], nothing)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) == before
+        assert answer.client == 0
+
+
+def test_serial_in_another_thread_has_no_deadline_but_answers() -> None:
+    found: list[dict[int, str | None]] = []
+    thread = threading.Thread(target=lambda: found.append(reasons(SerialEngine(clients.trouble({}), deadline=5), [0])))
+    thread.start()
+    thread.join()
+    assert found == [{0: None}]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"), [("broken", "no such data set"), ("stillborn", "workers do not start: its worker died: exit code 3")]
+)
+def test_workers_that_cannot_start_are_an_error_with_its_reason(entry: str, message: str, log: Path) -> None:
+    with closing(ProcessEngine(ENTRY + entry, {}, workers=1, log=log)) as engine, pytest.raises(FederationError, match=message):
+        list(engine.gather(b"order", [0, 1], nothing))
+
+
+def test_there_is_at_least_one_worker() -> None:
+    with pytest.raises(ConfigError, match="workers must be at least 1"):
+        ProcessEngine(f"{ENTRY}trouble", {}, workers=0)
+
+
+def test_workers_see_no_api_key_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "canary")
+    found = environment()
+    assert "canary" not in found.values()
+    assert found["OMP_NUM_THREADS"] == "1"
+    assert os.environ["WANDB_API_KEY"] == "canary"
