@@ -63,7 +63,11 @@ def cached(name: str, located: Located, size: int | None, folder: Path) -> Table
         with _alone(place):
             return _opened_or_built(name, located, size, place)
     except OSError as error:
-        raise DataError(f"cache cannot be written: {error}", str(place), "free some space or set stream.cache_dir") from error
+        raise DataError(
+            f"cache cannot be written: {error}",
+            str(place),
+            "free some space or set stream.cache_dir",
+        ) from error
 
 
 def _opened_or_built(name: str, located: Located, size: int | None, place: Path) -> Table:
@@ -88,7 +92,9 @@ def _alone(place: Path) -> Iterator[None]:
 def _build(name: str, located: Located, size: int | None, place: Path) -> None:
     """Decode into a directory aside, then rename; what stood in the place before is removed."""
     original = _read(name, located)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".building-", ignore_cleanup_errors=True) as aside:
+    with tempfile.TemporaryDirectory(
+        dir=place.parent, prefix=".building-", ignore_cleanup_errors=True
+    ) as aside:
         fresh = Path(aside) / "new"
         fresh.mkdir()
         shape = pixels(original.train, 0, size).shape
@@ -104,10 +110,15 @@ def _read(name: str, located: Located) -> Original:
     try:
         return checked(name, located.read())
     except OSError as error:
-        raise DataError(f"{name} cannot be read: {error}", fix="look at the files there, or fetch the data set again") from error
+        raise DataError(
+            f"{name} cannot be read: {error}",
+            fix="look at the files there, or fetch the data set again",
+        ) from error
 
 
-def _decode(name: str, split: Split, size: int | None, stem: Path, shape: tuple[int, ...]) -> Histogram:
+def _decode(
+    name: str, split: Split, size: int | None, stem: Path, shape: tuple[int, ...]
+) -> Histogram:
     """Write `<stem>_pixels.npy` batch by batch, so memory does not grow with the data, and `<stem>_labels.npy`.
 
     The answer is the histogram of the 256 values in each channel.
@@ -116,13 +127,22 @@ def _decode(name: str, split: Split, size: int | None, stem: Path, shape: tuple[
     console = Console(file=sys.stderr)
     bar = Progress(console=console, disable=not console.is_terminal)
     with open(f"{stem}_pixels.npy", "wb") as file, ThreadPoolExecutor() as pool, bar:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+        )
         task = bar.add_task(f"decoding {name} {stem.name}", total=count)
         for start in range(0, count, AT_ONCE):
             stop = min(start + AT_ONCE, count)
-            batch = _stacked(list(pool.map(lambda i: pixels(split, i, size), range(start, stop))), shape, split, start)
+            batch = _stacked(
+                list(pool.map(lambda i: pixels(split, i, size), range(start, stop))),
+                shape,
+                split,
+                start,
+            )
             file.write(batch.tobytes())
-            histogram += [np.bincount(batch[:, channel].ravel(), minlength=256) for channel in range(shape[0])]
+            histogram += [
+                np.bincount(batch[:, channel].ravel(), minlength=256) for channel in range(shape[0])
+            ]
             bar.update(task, completed=stop)
     np.save(f"{stem}_labels.npy", split.labels)
     return histogram
@@ -133,7 +153,9 @@ def _stacked(batch: list[Array], shape: tuple[int, ...], split: Split, start: in
     for offset, image in enumerate(batch):
         if image.shape != shape:
             what = f"image has shape {image.shape}, the first one {shape}"
-            raise DataError(what, split.place(start + offset), "set stream.size, so that all images are resized")
+            raise DataError(
+                what, split.place(start + offset), "set stream.size, so that all images are resized"
+            )
     return np.stack(batch)
 
 
@@ -141,8 +163,18 @@ def _write_meta(classes: tuple[str, ...], histogram: Histogram, folder: Path) ->
     """`meta.json`: what the arrays mean, and a digest of each; then everything is forced to the disk."""
     mean, deviation = _statistics(histogram)
     digests = {array: _digest(folder / f"{array}.npy") for array in _ARRAYS}
-    text = json.dumps({"format": FORMAT, "classes": classes, "mean": mean, "deviation": deviation, "sha256": digests})
-    (folder / "meta.json").write_text(json.dumps({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
+    text = json.dumps(
+        {
+            "format": FORMAT,
+            "classes": classes,
+            "mean": mean,
+            "deviation": deviation,
+            "sha256": digests,
+        }
+    )
+    (folder / "meta.json").write_text(
+        json.dumps({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    )
     for file in folder.iterdir():
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -169,8 +201,16 @@ def _opened(name: str, place: Path) -> Table:
     for array, digest in zip(_ARRAYS, found, strict=True):
         if digest != meta["sha256"][array]:
             raise Damaged(f"{array}.npy does not match its digest")
-    arrays = {array: torch.from_numpy(np.load(place / f"{array}.npy", mmap_mode="c")) for array in _ARRAYS}
-    return Table(name, tuple(meta["classes"]), mean=tuple(meta["mean"]), deviation=tuple(meta["deviation"]), **arrays)
+    arrays = {
+        array: torch.from_numpy(np.load(place / f"{array}.npy", mmap_mode="c")) for array in _ARRAYS
+    }
+    return Table(
+        name,
+        tuple(meta["classes"]),
+        mean=tuple(meta["mean"]),
+        deviation=tuple(meta["deviation"]),
+        **arrays,
+    )
 
 
 def _try_digest(file: Path) -> str:
@@ -184,7 +224,10 @@ def _read_meta(file: Path) -> dict[str, Any]:
     try:
         envelope = json.loads(file.read_text())
         body = json.loads(envelope["body"])
-        whole = hashlib.sha256(envelope["body"].encode()).hexdigest() == envelope["sha256"] and body["format"] == FORMAT
+        whole = (
+            hashlib.sha256(envelope["body"].encode()).hexdigest() == envelope["sha256"]
+            and body["format"] == FORMAT
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"meta.json cannot be read: {error}") from error
     if not whole:

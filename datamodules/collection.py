@@ -14,7 +14,7 @@ from datamodules.domains import shifted
 from datamodules.partitions import draws
 from datamodules.scenarios import Integers, class_groups
 from fedbnn.errors import ConfigError
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Collection:
     domains: tuple[str, ...]
     train: Pool
     test: Pool
-    look: Look
+    preprocess: Preprocess
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -71,8 +71,12 @@ class Collection:
     def image_set(self, pool: Pool, images: Integers, task: int) -> ImageSet:
         """These images as they look in the task."""
         pixels = pool.gather(images)
-        pixels = shifted(self.domains[task], pixels, images) if self.domains and len(images) else pixels
-        return ImageSet(pixels, torch.from_numpy(pool.labels[images]), self.classes, self.look)
+        pixels = (
+            shifted(self.domains[task], pixels, images) if self.domains and len(images) else pixels
+        )
+        return ImageSet(
+            pixels, torch.from_numpy(pool.labels[images]), self.classes, self.preprocess
+        )
 
 
 def collect(
@@ -90,7 +94,11 @@ def collect(
     """
     _same_size(tables)
     names = [f"{table.name}/{name}" for table in tables for name in table.classes]
-    order = np.arange(len(names)) if class_order is None else draws(class_order, "class order").permutation(len(names))
+    order = (
+        np.arange(len(names))
+        if class_order is None
+        else draws(class_order, "class order").permutation(len(names))
+    )
     number = np.argsort(order)
     train = _pool(tables, [(table.train_pixels, table.train_labels) for table in tables], number)
     test = _pool(tables, [(table.test_pixels, table.test_labels) for table in tables], number)
@@ -100,15 +108,22 @@ def collect(
     classes = tuple(names[place] for place in order)
     groups = task_labels(incremental, [len(table.classes) for table in tables], tasks)
     titles = task_titles(incremental, [table.name for table in tables], domains, groups)
-    named = tuple(Task(title, classes[group.start : group.stop]) for title, group in zip(titles, groups, strict=True))
-    return Collection(classes, named, groups, domains, train, test, common_look(tables))
+    named = tuple(
+        Task(title, classes[group.start : group.stop])
+        for title, group in zip(titles, groups, strict=True)
+    )
+    return Collection(classes, named, groups, domains, train, test, common_preprocess(tables))
 
 
 def _same_size(tables: Sequence[Table]) -> None:
     shapes = {table.name: tuple(table.train_pixels.shape[-2:]) for table in tables}
     if len(set(shapes.values())) > 1:
         found = ", ".join(f"{name} {height}x{width}" for name, (height, width) in shapes.items())
-        raise ConfigError(f"images of one stream need one size, not {found}", "stream.size", "set it, for example size: 32")
+        raise ConfigError(
+            f"images of one stream need one size, not {found}",
+            "stream.size",
+            "set it, for example size: 32",
+        )
 
 
 def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[range, ...]:
@@ -121,21 +136,31 @@ def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[ran
     return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
 
 
-def task_titles(incremental: str, sources: Sequence[str], domains: Sequence[str], groups: Sequence[range]) -> tuple[str, ...]:
+def task_titles(
+    incremental: str, sources: Sequence[str], domains: Sequence[str], groups: Sequence[range]
+) -> tuple[str, ...]:
     """A short name for each task."""
-    titles = {"class": [f"classes {group[0]}-{group[-1]}" for group in groups], "task": sources, "domain": domains}
+    titles = {
+        "class": [f"classes {group[0]}-{group[-1]}" for group in groups],
+        "task": sources,
+        "domain": domains,
+    }
     return tuple(titles[incremental])
 
 
-def _pool(tables: Sequence[Table], splits: Sequence[tuple[Tensor, Tensor]], number: Integers) -> Pool:
+def _pool(
+    tables: Sequence[Table], splits: Sequence[tuple[Tensor, Tensor]], number: Integers
+) -> Pool:
     """One split of every source; labels of a source become places in the global order of classes."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
-    labels = np.concatenate([number[part.numpy() + start] for (_, part), start in zip(splits, starts, strict=False)])
+    labels = np.concatenate(
+        [number[part.numpy() + start] for (_, part), start in zip(splits, starts, strict=False)]
+    )
     channels = max(table.train_pixels.shape[1] for table in tables)
     return Pool(tuple(pixels for pixels, _ in splits), labels, channels, np.ones(len(labels), bool))
 
 
-def common_look(tables: Sequence[Table]) -> Look:
+def common_preprocess(tables: Sequence[Table]) -> Preprocess:
     """One normalisation for the stream, since a normalisation per source would tell the network which task it sees.
 
     mean = E[mean_s], variance = E[variance_s] + Var[mean_s], every source s with the same weight.
@@ -144,12 +169,15 @@ def common_look(tables: Sequence[Table]) -> Look:
     means = np.array([np.broadcast_to(table.mean, channels) for table in tables])
     variances = np.array([np.broadcast_to(table.deviation, channels) for table in tables]) ** 2
     deviation = np.sqrt(variances.mean(0) + means.var(0))
-    return Look(tuple(means.mean(0).tolist()), tuple(deviation.tolist()))
+    return Preprocess(tuple(means.mean(0).tolist()), tuple(deviation.tolist()))
 
 
 def joined(sets: Sequence[ImageSet]) -> ImageSet:
     """Sets of one stream, one after the other."""
-    pixels, labels = torch.cat([part.pixels for part in sets]), torch.cat([part.labels for part in sets])
+    pixels, labels = (
+        torch.cat([part.pixels for part in sets]),
+        torch.cat([part.labels for part in sets]),
+    )
     return replace(sets[0], pixels=pixels, labels=labels)
 
 

@@ -33,9 +33,15 @@ def parse(domain: str) -> tuple[str, float]:
     try:
         value = 0.0 if name == "clean" and not strength else float(strength)
     except ValueError:
-        raise ConfigError(f"domain {domain!r} has no strength", "stream.domains", f"write {name}:NUMBER") from None
+        raise ConfigError(
+            f"domain {domain!r} has no strength", "stream.domains", f"write {name}:NUMBER"
+        ) from None
     if not math.isfinite(value) or (value < 0 and name != "rotation"):
-        raise ConfigError(f"domain {domain!r} has no possible strength", "stream.domains", "use a number of at least 0")
+        raise ConfigError(
+            f"domain {domain!r} has no possible strength",
+            "stream.domains",
+            "use a number of at least 0",
+        )
     return name, value
 
 
@@ -48,7 +54,9 @@ def rotation(pixels: Tensor, _positions: Integers, degrees: float) -> Tensor:
     """Turned counter-clockwise about the centre, bilinear, black where nothing was."""
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     ratio = pixels.shape[-1] / pixels.shape[-2]
-    turn = torch.tensor([[cosine, -sine / ratio, 0.0], [sine * ratio, cosine, 0.0]]).expand(len(pixels), 2, 3)
+    turn = torch.tensor([[cosine, -sine / ratio, 0.0], [sine * ratio, cosine, 0.0]]).expand(
+        len(pixels), 2, 3
+    )
     grid = functional.affine_grid(turn, list(pixels.shape), align_corners=False)
     return functional.grid_sample(pixels, grid, align_corners=False)
 
@@ -69,7 +77,9 @@ def blur(pixels: Tensor, _positions: Integers, sigma: float) -> Tensor:
     flat = pixels.reshape(-1, 1, *pixels.shape[-2:])
     for axis in (kernel, kernel.transpose(-1, -2)):
         tall, wide = axis.shape[-2] // 2, axis.shape[-1] // 2
-        flat = functional.conv2d(functional.pad(flat, (wide, wide, tall, tall), mode="replicate"), axis)
+        flat = functional.conv2d(
+            functional.pad(flat, (wide, wide, tall, tall), mode="replicate"), axis
+        )
     return flat.view_as(pixels)
 
 

@@ -15,7 +15,14 @@ from fedbnn.errors import DataError
 
 Array = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-_BROKEN_IMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+_BROKEN_IMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    Image.DecompressionBombError,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,10 @@ def checked(name: str, original: Original) -> Original:
     """The same data set, once every label is known to have a class and every split to have images."""
     for which, split in (("train", original.train), ("test", original.test)):
         if not len(split.labels):
-            raise DataError(f"{name} has no {which} images", fix="look into the folder, or fetch the data set again")
+            raise DataError(
+                f"{name} has no {which} images",
+                fix="look into the folder, or fetch the data set again",
+            )
         outside = np.flatnonzero((split.labels < 0) | (split.labels >= len(original.classes)))
         if len(outside):
             first = int(outside[0])
@@ -87,13 +97,19 @@ def pixels(split: Split, index: int, size: int | None) -> Array:
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR) if size else image
         array = np.asarray(image, dtype=np.uint8)
     except _BROKEN_IMAGE as error:
-        raise DataError(f"image cannot be read: {error}", split.place(index), "replace or remove this file") from error
+        raise DataError(
+            f"image cannot be read: {error}", split.place(index), "replace or remove this file"
+        ) from error
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
 def from_arrays(images: Array, labels: Labels, file: str) -> Split:
     """A split that is one array already: (n, height, width) or (n, height, width, 3)."""
-    return Split(np.asarray(labels, np.int64), lambda i: Image.fromarray(images[i]), lambda i: f"{file}, image {i}")
+    return Split(
+        np.asarray(labels, np.int64),
+        lambda i: Image.fromarray(images[i]),
+        lambda i: f"{file}, image {i}",
+    )
 
 
 def from_files(files: list[Path], labels: list[int]) -> Split:

@@ -40,10 +40,14 @@ def preference(seed: int, label: int, clients: int, alpha: float) -> NDArray[np.
     Normalised over *any* subset of clients, g is Dirichlet(alpha) there: a client keeps its taste whoever else is around.
     """
     random = draws(seed, "preference", label)
-    return np.asarray(np.log(random.gamma(alpha + 1, size=clients)) + np.log1p(-random.random(clients)) / alpha)
+    return np.asarray(
+        np.log(random.gamma(alpha + 1, size=clients)) + np.log1p(-random.random(clients)) / alpha
+    )
 
 
-def dirichlet(labels: Integers, members: Integers, clients: int, alpha: float, seed: int) -> Integers:
+def dirichlet(
+    labels: Integers, members: Integers, clients: int, alpha: float, seed: int
+) -> Integers:
     """Each class is cut over the members in proportions ~ Dirichlet(alpha): image j of n goes where (j + 1/2) / n falls."""
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
@@ -59,7 +63,9 @@ def iid(labels: Integers, members: Integers, seed: int) -> Integers:
     """Images in random order are dealt like cards: sizes differ by at most one."""
     random = draws(seed, "deal")
     owners = np.empty(len(labels), np.int64)
-    owners[random.permutation(len(labels))] = random.permutation(members)[np.arange(len(labels)) % len(members)]
+    owners[random.permutation(len(labels))] = random.permutation(members)[
+        np.arange(len(labels)) % len(members)
+    ]
     return owners
 
 

@@ -16,7 +16,9 @@ Window = tuple[int, int]
 def class_groups(classes: int, tasks: int) -> tuple[range, ...]:
     """Consecutive groups whose sizes differ by at most one; the first groups take the remainder, none is lost."""
     if not 1 <= tasks <= classes:
-        raise ConfigError(f"{tasks} tasks of {classes} classes", "stream.tasks", f"choose 1 to {classes} tasks")
+        raise ConfigError(
+            f"{tasks} tasks of {classes} classes", "stream.tasks", f"choose 1 to {classes} tasks"
+        )
     size, more = divmod(classes, tasks)
     starts = [task * size + min(task, more) for task in range(tasks + 1)]
     return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
@@ -74,7 +76,9 @@ class Schedule:
 
 def separate(ends: Sequence[int]) -> Schedule:
     """All clients change together; `ends` are the last rounds of the tasks."""
-    return _checked([(start, end) for start, end in zip((0, *ends), ends, strict=False)], "stream.boundaries")
+    return _checked(
+        [(start, end) for start, end in zip((0, *ends), ends, strict=False)], "stream.boundaries"
+    )
 
 
 def staggered(ends: Sequence[int], stagger: int) -> Schedule:
@@ -92,7 +96,11 @@ def gradual(durations: Sequence[Window]) -> Schedule:
 def _checked(windows: list[Window], where: str) -> Schedule:
     """A schedule whose tasks begin and end in order and leave no round empty."""
     if not windows or windows[0][0] != 0 or any(start >= end for start, end in windows):
-        raise ConfigError(f"tasks cannot last {_text(windows)}", where, "the first begins at 0, and each ends after it begins")
+        raise ConfigError(
+            f"tasks cannot last {_text(windows)}",
+            where,
+            "the first begins at 0, and each ends after it begins",
+        )
     for (start, end), (later_start, later_end) in itertools.pairwise(windows):
         if not start < later_start <= end < later_end:
             fix = "each task begins after the one before it, no later than that one ends, and ends after it"

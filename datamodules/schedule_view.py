@@ -32,9 +32,13 @@ def phases(schedule: Schedule, clients: int) -> tuple[tuple[int, int, tuple[int,
     """Runs of rounds with the same active tasks: first round, last round, the tasks."""
 
     def active(round: int) -> tuple[int, ...]:
-        return tuple(task for task, count in enumerate(schedule.clients_on(round, clients)) if count)
+        return tuple(
+            task for task, count in enumerate(schedule.clients_on(round, clients)) if count
+        )
 
-    runs = [(tasks, list(rounds)) for tasks, rounds in groupby(range(1, schedule.rounds + 1), active)]
+    runs = [
+        (tasks, list(rounds)) for tasks, rounds in groupby(range(1, schedule.rounds + 1), active)
+    ]
     return tuple((rounds[0], rounds[-1], tasks) for tasks, rounds in runs)
 
 
@@ -46,7 +50,11 @@ def schedule_rows(stream: FederatedStream) -> tuple[ScheduleRow, ...]:
         for task in tasks:
             share = shares[0][task], shares[1][task]
             clients = round(share[0] * stream.num_clients), round(share[1] * stream.num_clients)
-            rows.append(ScheduleRow(first, last, stream.tasks[task].name, clients, share, stream.tasks[task].classes))
+            rows.append(
+                ScheduleRow(
+                    first, last, stream.tasks[task].name, clients, share, stream.tasks[task].classes
+                )
+            )
     return tuple(rows)
 
 
@@ -59,7 +67,14 @@ def draw_schedule(stream: FederatedStream, path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     edges = np.repeat(np.arange(stream.rounds + 1), 2)[1:-1] + 0.5
-    axes.stackplot(edges, np.repeat(shares, 2, axis=0).T, colors=colours, labels=names, edgecolor="white", linewidth=0.8)
+    axes.stackplot(
+        edges,
+        np.repeat(shares, 2, axis=0).T,
+        colors=colours,
+        labels=names,
+        edgecolor="white",
+        linewidth=0.8,
+    )
     _dress(axes, stream)
     _name_areas(axes, rounds, shares, names, colours)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,17 +90,30 @@ def _colours(count: int) -> list[str]:
 
 
 def _dress(axes: Axes, stream: FederatedStream) -> None:
-    axes.set(xlim=(0.5, stream.rounds + 0.5), ylim=(0, 100), xlabel="round", ylabel="clients on the task (%)")
+    axes.set(
+        xlim=(0.5, stream.rounds + 0.5),
+        ylim=(0, 100),
+        xlabel="round",
+        ylabel="clients on the task (%)",
+    )
     axes.spines[["top", "right"]].set_visible(False)
     title = f"{stream.incremental}-incremental, {stream.num_clients:,} clients, {stream.clients_per_round} a round"
     axes.set_title(title, loc="left", fontsize=10)
 
 
-def _name_areas(axes: Axes, rounds: np.ndarray, shares: np.ndarray, names: list[str], colours: list[str]) -> None:
+def _name_areas(
+    axes: Axes, rounds: np.ndarray, shares: np.ndarray, names: list[str], colours: list[str]
+) -> None:
     """Each name in the middle of its area, or in a legend where there is no room."""
     room = len(rounds) / len(names) >= 0.012 * len(rounds) * max(map(len, names))
     if not room:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, ncols=1 + len(names) // 16)
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+            frameon=False,
+            fontsize=7,
+            ncols=1 + len(names) // 16,
+        )
         return
     below = np.cumsum(shares, axis=1) - shares
     for task, name in enumerate(names):

@@ -9,14 +9,14 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules import settings
+from datamodules.budgets import SampleBudget
 from datamodules.client_data import ClientData
 from datamodules.collection import Collection, Task, collect, joined
-from datamodules.dealer import Dealer
-from datamodules.draws import Draw
+from datamodules.partitioner import Partitioner
 from datamodules.partitions import Partition, draws
+from datamodules.registry import DatasetRegistry
 from datamodules.scenarios import Integers, largest_remainder
-from datamodules.shelf import Shelf
-from fedbnn.images import Batch, ImageSet, Look
+from fedbnn.images import Batch, ImageSet, Preprocess
 
 _TEST_BATCH = 256
 
@@ -91,22 +91,28 @@ class FederatedStream(LightningDataModule):
             shift: Move training images by up to this many pixels.
             seed: Seed of every draw.
         """
-        self.arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.arguments = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         super().__init__()
         self.incremental = settings.choose("incremental", incremental, settings.INCREMENTS)
         self.sources = settings.source_names(sources)
         self.domains = settings.domain_names(incremental, domains, self.sources)
         timing = settings.Timing(schedule, rounds_per_task, boundaries, durations, stagger)
-        self._task_count = settings.task_count(incremental, tasks, len(self.domains or self.sources), timing.entries())
+        self._task_count = settings.task_count(
+            incremental, tasks, len(self.domains or self.sources), timing.entries()
+        )
         self.schedule = timing.build(self._task_count)
         settings.check_numbers(self.arguments)
         self.num_clients, self.clients_per_round, self.seed = clients, clients_per_round, seed
-        self._partition = Partition(settings.choose("partition", partition, settings.PARTITIONS), alpha, shards_per_client)
-        self._draw = Draw(samples_per_round, samples_per_client, replacement, show_once)
-        self._draw.check(clients_per_round)
+        self._partition = Partition(
+            settings.choose("partition", partition, settings.PARTITIONS), alpha, shards_per_client
+        )
+        self._budget = SampleBudget(samples_per_round, samples_per_client, replacement, show_once)
+        self._budget.check(clients_per_round)
         self._class_order, self._held_out = class_order, validation_share if validation else 0.0
         self._flip, self._shift = flip, shift
-        self._shelf = Shelf(*settings.folders(data_dir, cache_dir), size, download)
+        self._registry = DatasetRegistry(*settings.folders(data_dir, cache_dir), size, download)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process is made from the settings; it maps the cached images instead of carrying them."""
@@ -119,7 +125,10 @@ class FederatedStream(LightningDataModule):
 
     def shares(self, round: int) -> tuple[float, ...]:
         """The share of the clients on each task."""
-        return tuple(count / self.num_clients for count in self.schedule.clients_on(self._known(round), self.num_clients))
+        return tuple(
+            count / self.num_clients
+            for count in self.schedule.clients_on(self._known(round), self.num_clients)
+        )
 
     @property
     def separate(self) -> bool:
@@ -132,14 +141,30 @@ class FederatedStream(LightningDataModule):
 
     @cached_property
     def _collection(self) -> Collection:
-        tables = [self._shelf.open(source) for source in self.sources]
-        return collect(tables, self.incremental, self._task_count, self.domains, self._class_order, self._held_out, self.seed)
+        tables = [self._registry.open(source) for source in self.sources]
+        return collect(
+            tables,
+            self.incremental,
+            self._task_count,
+            self.domains,
+            self._class_order,
+            self._held_out,
+            self.seed,
+        )
 
     @cached_property
-    def _dealer(self) -> Dealer:
+    def _partitioner(self) -> Partitioner:
         data = self._collection
         images = [data.images(data.train, task) for task in range(len(data.tasks))]
-        return Dealer(data.train.labels, images, self.schedule, self._partition, self._draw, self.num_clients, self.seed)
+        return Partitioner(
+            data.train.labels,
+            images,
+            self.schedule,
+            self._partition,
+            self._budget,
+            self.num_clients,
+            self.seed,
+        )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -152,9 +177,9 @@ class FederatedStream(LightningDataModule):
         return self._collection.image_shape
 
     @property
-    def look(self) -> Look:
+    def preprocess(self) -> Preprocess:
         """How pixels become network input, without augmentation."""
-        return self._collection.look
+        return self._collection.preprocess
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -163,26 +188,32 @@ class FederatedStream(LightningDataModule):
 
     def participants(self, round: int) -> tuple[int, ...]:
         """A seeded sample of the clients that have data this round, in order."""
-        return self._dealer.participants(self._known(round), self.clients_per_round)
+        return self._partitioner.participants(self._known(round), self.clients_per_round)
 
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""
-        return self._dealer.task_of(self._known(round), self._client(client))
+        return self._partitioner.task_of(self._known(round), self._client(client))
 
     def counts(self, round: int, client: int) -> dict[str, int]:
         """How many images of each class a client shows; no pixel is read."""
-        labels, counts = np.unique(self._collection.train.labels[self._shown(round, client)], return_counts=True)
-        return {self.classes[label]: int(count) for label, count in zip(labels, counts, strict=True)}
+        labels, counts = np.unique(
+            self._collection.train.labels[self._shown(round, client)], return_counts=True
+        )
+        return {
+            self.classes[label]: int(count) for label, count in zip(labels, counts, strict=True)
+        }
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images that a client trains on in a round; empty if it has none."""
         data = self._collection
-        look = replace(data.look, flip=self._flip, shift=self._shift)
+        look = replace(data.preprocess, flip=self._flip, shift=self._shift)
         images = data.image_set(data.train, self._shown(round, client), self.task_of(round, client))
-        return replace(images, look=look, training=True)
+        return replace(images, preprocess=look, training=True)
 
     def _shown(self, round: int, client: int) -> Integers:
-        return self._dealer.shown(self._known(round), self._client(client), self.participants(round))
+        return self._partitioner.shown(
+            self._known(round), self._client(client), self.participants(round)
+        )
 
     def test(self, task: int) -> ImageSet:
         """The full test set of a task."""
@@ -193,10 +224,17 @@ class FederatedStream(LightningDataModule):
         """Test images of the tasks in their shares of this round, at most `images`; a task always gives the same ones first."""
         data, shares = self._collection, self.shares(round)
         active = [task for task, share in enumerate(shares) if share]
-        mixed = {task: draws(self.seed, "test now", task).permutation(data.images(data.test, task)) for task in active}
+        mixed = {
+            task: draws(self.seed, "test now", task).permutation(data.images(data.test, task))
+            for task in active
+        }
         most = min(int(len(mixed[task]) / shares[task] + 1e-9) for task in active)
-        counts = largest_remainder([shares[task] for task in active], most if images is None else min(images, most))
-        chosen = [(task, np.sort(mixed[task][:count])) for task, count in zip(active, counts, strict=True)]
+        counts = largest_remainder(
+            [shares[task] for task in active], most if images is None else min(images, most)
+        )
+        chosen = [
+            (task, np.sort(mixed[task][:count])) for task, count in zip(active, counts, strict=True)
+        ]
         return joined([data.image_set(data.test, positions, task) for task, positions in chosen])
 
     def at(self, round: int, client: int, batch_size: int = 64) -> ClientData:
@@ -205,7 +243,9 @@ class FederatedStream(LightningDataModule):
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a task, so `Trainer.test(module, datamodule=stream)` tests all of them."""
-        return [self.test(task).loader(_TEST_BATCH, shuffle=False) for task in range(len(self.tasks))]
+        return [
+            self.test(task).loader(_TEST_BATCH, shuffle=False) for task in range(len(self.tasks))
+        ]
 
     def prepare_data(self) -> None:
         """Fetch what is missing and decode what is not cached; Lightning calls it once per machine."""
@@ -213,7 +253,7 @@ class FederatedStream(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open the sources."""
-        self._dealer  # noqa: B018
+        self._partitioner
 
     def _known(self, round: int) -> int:
         if not 1 <= round <= self.rounds:

@@ -16,7 +16,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Look:
+class Preprocess:
     """How raw pixels become network input: channel mean and deviation, and the augmentation of training batches."""
 
     mean: tuple[float, ...] = (0.0,)
@@ -32,7 +32,9 @@ class Look:
     @cached_property
     def _line(self) -> tuple[Tensor, Tensor]:
         """Factor and offset of each channel."""
-        deviation, mean = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.deviation, self.mean))
+        deviation, mean = (
+            torch.tensor(values).view(1, -1, 1, 1) for values in (self.deviation, self.mean)
+        )
         return 1 / (255 * deviation), mean / deviation
 
     def views(self, pixels: Tensor) -> Tensor:
@@ -47,7 +49,9 @@ class Look:
 
         NumPy gathers: it copies whole lines of pixels where torch copies one pixel at a time, which takes six times as long.
         """
-        mirrored, top, left = (torch.randint(0, views.shape[place], (len(chosen),)).numpy() for place in (0, 3, 4))
+        mirrored, top, left = (
+            torch.randint(0, views.shape[place], (len(chosen),)).numpy() for place in (0, 3, 4)
+        )
         return torch.from_numpy(views.numpy()[mirrored, chosen.numpy(), :, top, left])
 
 
@@ -58,7 +62,7 @@ class ImageSet(Dataset[Batch]):
     pixels: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    look: Look = Look()
+    preprocess: Preprocess = Preprocess()
     training: bool = False
 
     def __len__(self) -> int:
@@ -70,15 +74,19 @@ class ImageSet(Dataset[Batch]):
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
         chosen = torch.as_tensor(indices, dtype=torch.long)
-        return self.look.normalise(self.raw(chosen)), self.labels[chosen]
+        return self.preprocess.normalise(self.raw(chosen)), self.labels[chosen]
 
     def raw(self, chosen: Tensor) -> Tensor:
         """Pixels of some images; augmented when they are for training."""
-        return self.look.draw(self._views, chosen) if self.training else self.pixels.index_select(0, chosen)
+        return (
+            self.preprocess.draw(self._views, chosen)
+            if self.training
+            else self.pixels.index_select(0, chosen)
+        )
 
     @cached_property
     def _views(self) -> Tensor:
-        return self.look.views(self.pixels)
+        return self.preprocess.views(self.pixels)
 
     def loader(self, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
         """A DataLoader that fetches whole batches at once.
@@ -87,17 +95,23 @@ class ImageSet(Dataset[Batch]):
         train on it. A set of one image is given as it is.
         """
         lonely = len(self) > batch_size > 1 and len(self) % batch_size == 1
-        return DataLoader(self, batch_size=batch_size, shuffle=shuffle, drop_last=lonely, collate_fn=_as_is)
+        return DataLoader(
+            self, batch_size=batch_size, shuffle=shuffle, drop_last=lonely, collate_fn=_as_is
+        )
 
     def batches(self, size: int) -> Iterator[Batch]:
         """The images in order, normalised, never augmented."""
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
-            yield self.look.normalise(self.pixels[start:stop]), self.labels[start:stop]
+            yield self.preprocess.normalise(self.pixels[start:stop]), self.labels[start:stop]
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, by position."""
-        return replace(self, pixels=self.pixels.index_select(0, indices), labels=self.labels.index_select(0, indices))
+        return replace(
+            self,
+            pixels=self.pixels.index_select(0, indices),
+            labels=self.labels.index_select(0, indices),
+        )
 
     def among(self, classes: tuple[str, ...]) -> "ImageSet":
         """The same images, with labels that number `classes` (which must hold every class that occurs here)."""
@@ -108,10 +122,13 @@ class ImageSet(Dataset[Batch]):
     def counts(self) -> dict[str, int]:
         """How many images of each class that occurs here."""
         numbers, counts = self.labels.unique(return_counts=True)
-        return {self.classes[number]: int(count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
+        return {
+            self.classes[number]: int(count)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+        }
 
 
-class Passes(IterableDataset[list[Batch]]):
+class EpochBatches(IterableDataset[list[Batch]]):
     """Shuffled passes over a set, for training: lists of up to `AT_ONCE` batches that were gathered together.
 
     What surrounds a step is paid once a list. No batch crosses from one pass into the next, and a last batch of a
@@ -131,7 +148,10 @@ class Passes(IterableDataset[list[Batch]]):
         parts = (part for _ in range(self.passes) for part in self._pass())
         while group := list(islice(parts, self.AT_ONCE)):
             pixels = self.images.raw(torch.cat(group)).split([len(part) for part in group])
-            yield [(self.images.look.normalise(some), self.images.labels[part]) for some, part in zip(pixels, group, strict=True)]
+            yield [
+                (self.images.preprocess.normalise(some), self.images.labels[part])
+                for some, part in zip(pixels, group, strict=True)
+            ]
 
     def _pass(self) -> list[Tensor]:
         """The places of the images of each batch of one pass."""

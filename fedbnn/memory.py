@@ -14,4 +14,6 @@ def keep() -> bool:
     adjust = getattr(ctypes.CDLL(None), "mallopt", None)
     if adjust is None:
         return False
-    return bool(adjust(_MMAP_THRESHOLD, LARGEST_ON_HEAP)) and bool(adjust(_TRIM_THRESHOLD, KEEP_BYTES))
+    return bool(adjust(_MMAP_THRESHOLD, LARGEST_ON_HEAP)) and bool(
+        adjust(_TRIM_THRESHOLD, KEEP_BYTES)
+    )

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Order:
+class FitInstruction:
     """What the server asks of every participant of one exchange; the same bytes go to all of them.
 
     `exchange` is `train`, or a later exchange of the same round under the new weights (`statistics`,
@@ -42,7 +42,7 @@ class Order:
         return wire.pack(self.state.tensors, meta)
 
     @classmethod
-    def from_bytes(cls, payload: bytes) -> "Order":
+    def from_bytes(cls, payload: bytes) -> "FitInstruction":
         """The order that `to_bytes` wrote."""
         tensors, meta = wire.unpack(payload)
         if meta.get("schema") != SCHEMA:
@@ -62,7 +62,7 @@ class Order:
 class Update:
     """What one client answers: tensors of the shapes the method expects, and how many images stand behind them.
 
-    `counts` is the number of images by class; with `share: trunk_only` it is empty and `samples` says it all.
+    `counts` is the number of images by class; with `share: backbone_only` it is empty and `samples` says it all.
     `prior` is the digest of the order it answers.
     """
 
@@ -101,7 +101,7 @@ def class_counts(update: Update) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Reply:
+class FitResult:
     """What comes back from where a client ran: its update in bytes, and the private state it keeps for itself.
 
     `private` never reaches the fold: in a simulation it is handed back to the same client the next time.

@@ -1,6 +1,6 @@
-"""Plain networks: a trunk that turns images into features, and a linear classifier on top that returns logits.
+"""Plain networks: a backbone that turns images into features, and a linear classifier on top that returns logits.
 
-A trunk is an `nn.Module` built from the shape of the images; its `width` is the number of features.
+A backbone is an `nn.Module` built from the shape of the images; its `width` is the number of features.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,11 @@ Norm = Literal["batch", "group"]
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
     """Batch norm, or group norm with 8 channels a group."""
-    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(max(1, channels // 8), channels)
+    return (
+        nn.BatchNorm2d(channels)
+        if kind == "batch"
+        else nn.GroupNorm(max(1, channels // 8), channels)
+    )
 
 
 class MaxPool(nn.MaxPool2d):
@@ -56,12 +60,22 @@ class LeNet(nn.Module):
         channels, height, breadth = image_shape
         rest = [((side - 4) // 2 - 4) // 2 for side in (height, breadth)]
         if min(rest) < 1:
-            raise ConfigError(f"lenet needs images of at least 16x16, not {height}x{breadth}", "network.name", "use mlp")
+            raise ConfigError(
+                f"lenet needs images of at least 16x16, not {height}x{breadth}",
+                "network.name",
+                "use mlp",
+            )
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 6, 5), nn.ReLU(), MaxPool(2),
-            nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(2),
-            nn.Flatten(), nn.Linear(16 * rest[0] * rest[1], width), nn.ReLU(),
-        )  # fmt: skip
+            nn.Conv2d(channels, 6, 5),
+            nn.ReLU(),
+            MaxPool(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            MaxPool(2),
+            nn.Flatten(),
+            nn.Linear(16 * rest[0] * rest[1], width),
+            nn.ReLU(),
+        )
         self.width = width
 
     def forward(self, images: Tensor) -> Tensor:
@@ -73,15 +87,22 @@ class LeNet(nn.Module):
 class _Residual(nn.Module):
     """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), where the shortcut is a convolution if the shape changes."""
 
-    def __init__(self, inner: int, outer: int, stride: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> None:
+    def __init__(
+        self, inner: int, outer: int, stride: int, norm: Norm, shortcut_kernel: int, last_relu: bool
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inner, outer, 3, stride, 1, bias=False), _norm(norm, outer), nn.ReLU(),
-            nn.Conv2d(outer, outer, 3, 1, 1, bias=False), _norm(norm, outer),
-        )  # fmt: skip
+            nn.Conv2d(inner, outer, 3, stride, 1, bias=False),
+            _norm(norm, outer),
+            nn.ReLU(),
+            nn.Conv2d(outer, outer, 3, 1, 1, bias=False),
+            _norm(norm, outer),
+        )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inner != outer:
-            convolution = nn.Conv2d(inner, outer, shortcut_kernel, stride, shortcut_kernel // 2, bias=False)
+            convolution = nn.Conv2d(
+                inner, outer, shortcut_kernel, stride, shortcut_kernel // 2, bias=False
+            )
             self.shortcut = nn.Sequential(convolution, _norm(norm, outer))
         self.last: nn.Module = nn.ReLU() if last_relu else nn.Identity()
 
@@ -96,7 +117,11 @@ def _stages(blocks: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> n
     layers, inner = [], 64
     for outer, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         for block in range(blocks):
-            layers.append(_Residual(inner, outer, stride if block == 0 else 1, norm, shortcut_kernel, last_relu))
+            layers.append(
+                _Residual(
+                    inner, outer, stride if block == 0 else 1, norm, shortcut_kernel, last_relu
+                )
+            )
             inner = outer
     return nn.Sequential(*layers)
 
@@ -111,8 +136,12 @@ class PaperResNet(nn.Module):
         self.stages = _stages(blocks_per_stage, norm, shortcut_kernel=3, last_relu=False)
         sides = [_paper_side(side) for side in image_shape[1:]]
         if min(sides) < 1:
-            raise ConfigError("paper_resnet needs images of at least 5x5", "network.name", "use mlp")
-        self.fc1 = nn.Sequential(nn.Flatten(), nn.Linear(512 * sides[0] * sides[1], 1000), nn.ReLU())
+            raise ConfigError(
+                "paper_resnet needs images of at least 5x5", "network.name", "use mlp"
+            )
+        self.fc1 = nn.Sequential(
+            nn.Flatten(), nn.Linear(512 * sides[0] * sides[1], 1000), nn.ReLU()
+        )
         self.width = 1000
 
     def forward(self, images: Tensor) -> Tensor:
@@ -154,14 +183,14 @@ NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
 
 
 class Classifier(nn.Module):
-    """A trunk and one linear row per class; returns logits."""
+    """A backbone and one linear row per class; returns logits."""
 
-    def __init__(self, trunk: nn.Module, classes: int) -> None:
+    def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
-        self.trunk = trunk
-        self.head = nn.Linear(int(trunk.width), classes)  # type: ignore[arg-type]
+        self.backbone = backbone
+        self.head = nn.Linear(int(backbone.width), classes)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch, one column per row of the head."""
-        logits: Tensor = self.head(self.trunk(images))
+        logits: Tensor = self.head(self.backbone(images))
         return logits

@@ -1,8 +1,8 @@
 """What the server knows: a few flat tensors and the names of the classes. A value: never changed in place.
 
-Tensors, by name (P trunk weights, B buffer values, C classes in the library, d features):
+Tensors, by name (P backbone weights, B buffer values, C classes in the library, d features):
 
-    trunk        (P,)      weights, or their posterior means      trunk.scale  (Q <= P,)  once Bayesian
+    backbone        (P,)      weights, or their posterior means      backbone.scale  (Q <= P,)  once Bayesian
     rows         (C, d+1)  library: weights and bias of a class   rows.scale   (C, d+1)   once Bayesian
     rows.samples (C,)      images folded into the row so far; 0 means the row is fresh
     buffers      (B,)      running statistics of batch norm
@@ -40,7 +40,7 @@ class State:
     @property
     def bayesian(self) -> bool:
         """Whether the weights have a posterior yet, or are points."""
-        return "trunk.scale" in self.tensors
+        return "backbone.scale" in self.tensors
 
     def having(self, tensors: Mapping[str, Tensor], **notes: object) -> "State":
         """The same state with some tensors (and notes) replaced or added."""

@@ -44,7 +44,9 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> bytes:
     """
     plain = _apart({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
     text = json.dumps(meta, sort_keys=True)
-    return save(plain, metadata={ENVELOPE: json.dumps({"meta": text, "sha256": _checksum(plain, text)})})
+    return save(
+        plain, metadata={ENVELOPE: json.dumps({"meta": text, "sha256": _checksum(plain, text)})}
+    )
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,3 +1,3 @@
 """Clients as LightningModules."""
 
-import fedbnn as _fedbnn  # noqa: F401  (first: it makes torchvision importable beside a CPU-only torch)
+import fedbnn as _fedbnn

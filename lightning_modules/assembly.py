@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.heads import library
 from fedbnn.methods import FedBNN, Method
 from fedbnn.networks import Classifier
@@ -40,21 +40,25 @@ class Assembly:
         """Which rows nobody has trained yet."""
         return library.fresh(self.holder, self.classes)
 
-    def classifier(self, trunk: nn.Module) -> Classifier:
-        """A classifier with these rows on this trunk."""
-        network = Classifier(trunk, len(self.classes))
+    def classifier(self, backbone: nn.Module) -> Classifier:
+        """A classifier with these rows on this backbone."""
+        network = Classifier(backbone, len(self.classes))
         write_rows(network, self.rows)
         return network
 
 
-def assemble(state: State, held: tuple[str, ...], method: Method, private: State | None, width: int) -> Assembly:
+def assemble(
+    state: State, held: tuple[str, ...], method: Method, private: State | None, width: int
+) -> Assembly:
     """The rows for the classes `held`, and with `scope: seen` those of all other trained classes behind them."""
     holder = state if method.share == "global" else _own(state, held, method, private, width)
     return Assembly(holder, method.softmax(holder, held), len(held))
 
 
-def _own(state: State, held: tuple[str, ...], method: Method, private: State | None, width: int) -> State:
-    """The client's own library, made a posterior when the trunk is one, with rows for what it holds now."""
+def _own(
+    state: State, held: tuple[str, ...], method: Method, private: State | None, width: int
+) -> State:
+    """The client's own library, made a posterior when the backbone is one, with rows for what it holds now."""
     own = private or State(library.empty(width))
     scale = method.row_scale(width) if isinstance(method, FedBNN) and state.bayesian else None
     if scale is not None and "rows.scale" not in own:
@@ -74,6 +78,6 @@ def write_rows(network: Classifier, rows: Tensor) -> None:
         network.head.bias.copy_(rows[:, -1])
 
 
-def load_trunk(trunk: nn.Module, layout: Layout, state: State) -> None:
-    """Put the weights (means, once Bayesian) and statistics of a state into a trunk."""
-    layout.write(trunk, state["trunk"], state["buffers"])
+def load_backbone(backbone: nn.Module, layout: Layout, state: State) -> None:
+    """Put the weights (means, once Bayesian) and statistics of a state into a backbone."""
+    layout.write(backbone, state["backbone"], state["buffers"])

@@ -78,7 +78,9 @@ class ClientModule(pl.LightningModule, ABC):
         loss = self.objective(images, labels)
         self.last_loss = loss.item()
         if not abs(self.last_loss) < LARGEST:
-            raise FloatingPointError(f"diverged: the loss is {self.last_loss} at step {self.steps + 1}")
+            raise FloatingPointError(
+                f"diverged: the loss is {self.last_loss} at step {self.steps + 1}"
+            )
         optimizer.zero_grad()
         self.inner += perf_counter() - start
         self.manual_backward(loss)
@@ -95,7 +97,9 @@ class ClientModule(pl.LightningModule, ABC):
         self.inner += perf_counter() - start
 
 
-def optimizer(kind: str, groups: Iterable[Any], lr: float, momentum: float) -> torch.optim.Optimizer:
+def optimizer(
+    kind: str, groups: Iterable[Any], lr: float, momentum: float
+) -> torch.optim.Optimizer:
     """Adam or SGD, fused."""
     if kind == "adam":
         return torch.optim.Adam(groups, lr, fused=True)

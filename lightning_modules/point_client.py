@@ -10,12 +10,16 @@ from lightning_modules.client import ClientModule, optimizer
 
 
 class PointClient(ClientModule):
-    """Trains trunk and rows of one client with the objective of its method."""
+    """Trains backbone and rows of one client with the objective of its method."""
 
-    def __init__(self, network: Classifier, objective: LocalObjective, method: Method, local: LocalTraining) -> None:
+    def __init__(
+        self, network: Classifier, objective: LocalObjective, method: Method, local: LocalTraining
+    ) -> None:
         super().__init__(local)
         self.network, self.terms, self.lr = network, objective, method.lr or local.lr
-        self.kind, self.momentum = (method.optimizer, 0.0) if method.optimizer else (local.optimizer, local.momentum)
+        self.kind, self.momentum = (
+            (method.optimizer, 0.0) if method.optimizer else (local.optimizer, local.momentum)
+        )
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms."""
@@ -42,7 +46,7 @@ class WarmUp(ClientModule):
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over features that no gradient reaches."""
         with torch.no_grad():
-            features = self.network.trunk(images)
+            features = self.network.backbone(images)
         return torch.nn.functional.cross_entropy(self.network.head(features), labels)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -27,7 +27,13 @@ class SVIClient(ClientModule):
     """Minimises CE + sum_j c_j KL_j over the guide's means and log scales."""
 
     def __init__(
-        self, model: BayesianModel, guide: MeanFieldGuide, start: Start, kl_weight: Tensor, method: FedBNN, local: LocalTraining
+        self,
+        model: BayesianModel,
+        guide: MeanFieldGuide,
+        start: Start,
+        kl_weight: Tensor,
+        method: FedBNN,
+        local: LocalTraining,
     ) -> None:
         super().__init__(local)
         model.swap(start.loc, start.scale)
@@ -45,21 +51,35 @@ class SVIClient(ClientModule):
         """Means (and what stays a point) at the learning rate, log scales at a multiple of it."""
         lr = self.method.lr or self.local.lr
         guide, points = self.elbo.guide, self.elbo.model.points()
-        groups = [{"params": [guide.loc, *points]}, {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}]
+        groups = [
+            {"params": [guide.loc, *points]},
+            {"params": [guide.log_scale], "lr": lr * self.method.scale_lr},
+        ]
         return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
 
 
-def kl_weights(method: FedBNN, latent: int, features: int, counts: dict[str, int], totals: tuple[int, dict[str, int]]) -> Tensor:
+def kl_weights(
+    method: FedBNN,
+    latent: int,
+    features: int,
+    counts: dict[str, int],
+    totals: tuple[int, dict[str, int]],
+) -> Tensor:
     """The weight of each KL term beside the mean cross-entropy.
 
-    round    trunk tau / N,   row c  tau n_kc / (n_k N_c):  the client scales its likelihood to the round
+    round    backbone tau / N,   row c  tau n_kc / (n_k N_c):  the client scales its likelihood to the round
     client   tau / n_k
     weights  tau / (number of weights)
     """
     images, (everyone, by_class) = sum(counts.values()), totals
     size = latent + len(counts) * (features + 1)
     if method.kl_per != "round":
-        return torch.full((size,), method.temperature / (images if method.kl_per == "client" else size))
-    rows = [count / (images * by_class.get(name, count)) if count else 1 / everyone for name, count in counts.items()]
+        return torch.full(
+            (size,), method.temperature / (images if method.kl_per == "client" else size)
+        )
+    rows = [
+        count / (images * by_class.get(name, count)) if count else 1 / everyone
+        for name, count in counts.items()
+    ]
     rows_weight = torch.tensor(rows).repeat_interleave(features + 1)
     return method.temperature * torch.cat([torch.full((latent,), 1 / everyone), rows_weight])

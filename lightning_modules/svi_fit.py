@@ -5,66 +5,88 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.bayes.layout import Layout
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import FedBNN
 from fedbnn.methods.base import Assignment
 from fedbnn.seeds import forked
-from lightning_modules.assembly import Assembly, assemble, load_trunk, read_rows
+from lightning_modules.assembly import Assembly, assemble, load_backbone, read_rows
+from lightning_modules.client_trainer import ClientTrainer
 from lightning_modules.point_fit import Outcome, keep_rows, warm_up
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
-from lightning_modules.trainer import Fitter
 
 
 class PosteriorFit:
     """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
 
-    def __init__(self, trunk: nn.Module, layout: Layout, method: FedBNN, image_shape: tuple[int, int, int]) -> None:
-        self.layout, self.method, self.trunk = layout, method, trunk
-        with forked(0):  # made when the first client of a process comes, it must not use up that client's draws
-            self.model = BayesianModel(trunk, layout, method.flipout, method.function_prior)
+    def __init__(
+        self, backbone: nn.Module, layout: Layout, method: FedBNN, image_shape: tuple[int, int, int]
+    ) -> None:
+        self.layout, self.method, self.backbone = layout, method, backbone
+        with forked(
+            0
+        ):  # made when the first client of a process comes, it must not use up that client's draws
+            self.model = BayesianModel(backbone, layout, method.flipout, method.function_prior)
             self.guide = guide_for(self.model, image_shape)
 
-    def fit(self, assignment: Assignment, local: LocalTraining, fitter: Fitter) -> Outcome:
+    def fit(self, assignment: Assignment, local: LocalTraining, fitter: ClientTrainer) -> Outcome:
         """Warm new rows up, infer the posterior, and divide the prior out."""
-        state, counts = assignment.order.state, assignment.images.counts()
-        load_trunk(self.trunk, self.layout, state)
-        assembly = assemble(state, assignment.classes, self.method, assignment.private, int(self.trunk.width))
+        state, counts = assignment.instruction.state, assignment.images.counts()
+        load_backbone(self.backbone, self.layout, state)
+        assembly = assemble(
+            state, assignment.classes, self.method, assignment.private, int(self.backbone.width)
+        )
         images = assignment.images.among(assembly.classes)
-        network = assembly.classifier(self.trunk)
+        network = assembly.classifier(self.backbone)
         warm = warm_up(network, assembly, images, local, fitter)
-        start = self._start(state["trunk"], state["trunk.scale"], assembly, read_rows(network))
-        totals = (assignment.order.total, dict(assignment.order.class_totals))
-        weights = kl_weights(self.method, len(state["trunk.scale"]), int(self.trunk.width), _padded(counts, assembly), totals)
+        start = self._start(
+            state["backbone"], state["backbone.scale"], assembly, read_rows(network)
+        )
+        totals = (assignment.instruction.total, dict(assignment.instruction.class_totals))
+        weights = kl_weights(
+            self.method,
+            len(state["backbone.scale"]),
+            int(self.backbone.width),
+            _padded(counts, assembly),
+            totals,
+        )
         self.model.free_points()
         if self.model.function_prior is not None:
-            self.model.function_prior.swap(state["trunk"], state["buffers"])
+            self.model.function_prior.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, local)
         fitter.fit(client, images, local.epochs)
         return self._outcome(start, assembly, assignment, warm + client.inner)
 
-    def _start(self, trunk: Tensor, scale: Tensor, assembly: Assembly, warmed: Tensor) -> Start:
-        """The flat prior of trunk and rows, and the guide's start with the rows warmed up."""
-        latent = trunk[: len(scale)]
+    def _start(self, backbone: Tensor, scale: Tensor, assembly: Assembly, warmed: Tensor) -> Start:
+        """The flat prior of backbone and rows, and the guide's start with the rows warmed up."""
+        latent = backbone[: len(scale)]
         loc = torch.cat([latent, assembly.rows.reshape(-1)])
-        return Start(loc, torch.cat([scale, assembly.scales.reshape(-1)]), torch.cat([latent, warmed.reshape(-1)]))
+        return Start(
+            loc,
+            torch.cat([scale, assembly.scales.reshape(-1)]),
+            torch.cat([latent, warmed.reshape(-1)]),
+        )
 
-    def _outcome(self, start: Start, assembly: Assembly, assignment: Assignment, inner: float) -> Outcome:
+    def _outcome(
+        self, start: Start, assembly: Assembly, assignment: Assignment, inner: float
+    ) -> Outcome:
         """l_k = q_k / q_0 in natural parameters, float32, with points and statistics beside it."""
         loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
         factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
         latent, width = self.layout.latent, self.model.features + 1
-        weights, buffers = self.layout.read(self.trunk)
+        weights, buffers = self.layout.read(self.backbone)
         sent = {
-            "trunk.precision": factor.precision[:latent].float(),
-            "trunk.info": factor.info[:latent].float(),
+            "backbone.precision": factor.precision[:latent].float(),
+            "backbone.info": factor.info[:latent].float(),
             "points": weights[latent:],
             "buffers": buffers,
         }
         if self.method.share == "global":
-            sent["rows.precision"] = factor.precision[latent:].view(-1, width)[: assembly.sent].float()
+            sent["rows.precision"] = (
+                factor.precision[latent:].view(-1, width)[: assembly.sent].float()
+            )
             sent["rows.info"] = factor.info[latent:].view(-1, width)[: assembly.sent].float()
             return sent, None, inner
         own = {"rows": loc[latent:].view(-1, width), "rows.scale": scale[latent:].view(-1, width)}

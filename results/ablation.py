@@ -22,11 +22,11 @@ FACTORS = (
     ("drift compensation", "method.head_drift=false", ()),
     ("SNN initialisation", "method.r_init=0", ()),
     ("temperature", "method.temperature=3e-3", ()),
-    ("forgetting", "method.forgetting=0.8", ()),
-    ("fold, as large a step", "method.fold_by=product", ("method.power=0.2",)),
+    ("forgetting", "method.retention=0.8", ()),
+    ("fold, as large a step", "method.fold_by=product", ("method.server_lr=0.2",)),
     ("function prior", "method.function_prior=0", ()),
-    ("server step", "method.power=1", ()),
-    ("fold, without server step", "method.fold_by=moments", ("method.power=1",)),
+    ("server step", "method.server_lr=1", ()),
+    ("fold, without server step", "method.fold_by=moments", ("method.server_lr=1",)),
     ("temperature", "method.temperature=3e-5", ()),
     ("rows beside the posteriors", "method.head_rows=0", ()),
 )
@@ -37,31 +37,71 @@ def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace)
     """Run one `fedbnn compare`; the directory of its runs."""
     _, sweep, beside = factor
     directory: Path = options.out / ("-".join([sweep, *beside]) or "defaults")
-    common = [f"stream.data_dir={options.data_dir}", "track.wandb=off", "evaluate.both_heads=true", "evaluate.every=0", *beside]
-    command = [sys.executable, "-m", "fedbnn", "compare", "--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
-    command += ["--seeds", options.seeds, "--jobs", str(options.jobs), *(word for pair in common for word in ("--set", pair))]
+    common = [
+        f"stream.data_dir={options.data_dir}",
+        "track.wandb=off",
+        "evaluate.both_heads=true",
+        "evaluate.every=0",
+        *beside,
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "fedbnn",
+        "compare",
+        "--config",
+        str(CONFIG),
+        "--methods",
+        "fedbnn",
+        "--out",
+        str(directory),
+    ]
+    command += [
+        "--seeds",
+        options.seeds,
+        "--jobs",
+        str(options.jobs),
+        *(word for pair in common for word in ("--set", pair)),
+    ]
     subprocess.run(command + (["--sweep", sweep] if sweep else []), check=False, cwd=HERE.parent)
     return directory
 
 
-def lines(factor: tuple[str, str, Sequence[str]], directory: Path, base: dict[int, dict]) -> list[str]:
+def lines(
+    factor: tuple[str, str, Sequence[str]], directory: Path, base: dict[int, dict]
+) -> list[str]:
     """One line of the table for each value of the factor."""
     name, sweep, beside = factor
     key, _, values = sweep.partition("=")
-    return [_line(name, [f"{key}={value}", *beside], found(directory, f"-{value}"), base) for value in values.split(",")]
+    return [
+        _line(name, [f"{key}={value}", *beside], found(directory, f"-{value}"), base)
+        for value in values.split(",")
+    ]
 
 
 def found(directory: Path, tail: str = "") -> dict[int, dict]:
     """Results by seed."""
-    runs = [json.loads(path.read_text()) for path in directory.glob(f"fedbnn-s*{tail}/results.json")]
+    runs = [
+        json.loads(path.read_text()) for path in directory.glob(f"fedbnn-s*{tail}/results.json")
+    ]
     return {int(run["seed"]): run for run in runs}
 
 
 def _line(name: str, settings: Sequence[str], runs: dict[int, dict], base: dict[int, dict]) -> str:
     """Averages over seeds, and the difference to the defaults seed by seed."""
-    cells = [_spread([run[regime][when] for run in runs.values()]) for regime in REGIMES for when in ("avg_ts", "avg_fin")]
-    cells += [_spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES]
-    both = [(run["class_agnostic"], base[seed]["class_agnostic"]) for seed, run in runs.items() if seed in base]
+    cells = [
+        _spread([run[regime][when] for run in runs.values()])
+        for regime in REGIMES
+        for when in ("avg_ts", "avg_fin")
+    ]
+    cells += [
+        _spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES
+    ]
+    both = [
+        (run["class_agnostic"], base[seed]["class_agnostic"])
+        for seed, run in runs.items()
+        if seed in base
+    ]
     gained = [one["avg_fin"] - other["avg_fin"] for one, other in both]
     shown = " ".join(f"`{setting.removeprefix('method.')}`" for setting in settings if setting)
     return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(gained, '+')} |"
@@ -76,7 +116,9 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
 
 def main() -> None:
     """Run everything that is not done yet, then write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data_dir", default="data", type=Path)
     parser.add_argument("--out", default=Path("runs/ablation"), type=Path)
     parser.add_argument("--seeds", default="0,1,2")

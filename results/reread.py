@@ -17,7 +17,7 @@ from typing import get_args
 import torch
 
 import train
-from fedbnn import deploy
+from fedbnn import export
 from fedbnn.config import Parsed, parse
 from fedbnn.evaluation.evaluation import evaluate_round
 from fedbnn.heads.discriminant import ClassPrior, Reading
@@ -30,41 +30,85 @@ COLUMNS = {
 }
 
 
-def judged(run_dir: Path, readings: Sequence[Reading], data_dir: Path | None) -> Iterator[tuple[str, Reading, list[float]]]:
+def judged(
+    run_dir: Path, readings: Sequence[Reading], data_dir: Path | None
+) -> Iterator[tuple[str, Reading, list[float]]]:
     """Method, reading, and the averages over the tasks of the run's last state."""
-    words = ["--config", str(run_dir / "config.yaml"), *(["--stream.data_dir", str(data_dir)] if data_dir else [])]
+    words = [
+        "--config",
+        str(run_dir / "config.yaml"),
+        *(["--stream.data_dir", str(data_dir)] if data_dir else []),
+    ]
     parsed: Parsed = parse(words, train.SCHEMA)
-    model, stream, settings = deploy.load(run_dir), parsed.build("stream", seed=parsed["seed"]), parsed.build("evaluate")
+    model, stream, settings = (
+        export.load(run_dir),
+        parsed.build("stream", seed=parsed["seed"]),
+        parsed.build("evaluate"),
+    )
     if "places.count" not in model.state:
         raise SystemExit(f"{run_dir} has no class posteriors: train with --method.head gaussian")
     for reading in readings:
         warm = replace(reading, temperature=model.card.temperature)
-        predictor = Predictor(model.trunk, model.layout, model.state, settings.samples, parsed["seed"], warm)
+        predictor = Predictor(
+            model.backbone, model.layout, model.state, settings.samples, parsed["seed"], warm
+        )
         tasks = evaluate_round(predictor, stream, stream.rounds, settings)["tasks"]
-        yield parsed["method"]["name"], reading, [mean(task[part][name] for task in tasks) for part, name in COLUMNS.values()]
+        yield (
+            parsed["method"]["name"],
+            reading,
+            [mean(task[part][name] for task in tasks) for part, name in COLUMNS.values()],
+        )
 
 
 def table(found: Sequence[tuple[str, Reading, list[float]]]) -> list[str]:
     """Markdown: mean and standard deviation over the runs of a method, one line for each reading."""
-    lines = [f"| method | rows | prior | {' | '.join(COLUMNS)} |", "|---" * (3 + len(COLUMNS)) + "|"]
+    lines = [
+        f"| method | rows | prior | {' | '.join(COLUMNS)} |",
+        "|---" * (3 + len(COLUMNS)) + "|",
+    ]
     for method, reading in dict.fromkeys((method, reading) for method, reading, _ in found):
         columns = zip(*(values for *key, values in found if key == [method, reading]), strict=True)
-        cells = [f"{mean(column):.2f}" + (f" ± {stdev(column):.2f}" if len(column) > 1 else "") for column in columns]
+        cells = [
+            f"{mean(column):.2f}" + (f" ± {stdev(column):.2f}" if len(column) > 1 else "")
+            for column in columns
+        ]
         lines.append(f"| {method} | {reading.rows:g} | {reading.prior} | {' | '.join(cells)} |")
     return lines
 
 
 def main() -> None:
     """Judge every run with every reading, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", type=Path, required=True, help="directories of finished runs with class posteriors")
-    parser.add_argument("--rows", nargs="+", type=float, default=[0.0], help="values of method.head_rows")
-    parser.add_argument("--priors", nargs="+", choices=get_args(ClassPrior), default=["uniform"], help="of method.head_prior")
-    parser.add_argument("--data_dir", type=Path, help="where the images are, if not where the runs found them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        required=True,
+        help="directories of finished runs with class posteriors",
+    )
+    parser.add_argument(
+        "--rows", nargs="+", type=float, default=[0.0], help="values of method.head_rows"
+    )
+    parser.add_argument(
+        "--priors",
+        nargs="+",
+        choices=get_args(ClassPrior),
+        default=["uniform"],
+        help="of method.head_prior",
+    )
+    parser.add_argument(
+        "--data_dir", type=Path, help="where the images are, if not where the runs found them"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    readings = [Reading(rows=rows, prior=prior) for prior, rows in product(options.priors, options.rows)]
-    found = [line for run_dir in options.runs for line in judged(run_dir, readings, options.data_dir)]
+    readings = [
+        Reading(rows=rows, prior=prior) for prior, rows in product(options.priors, options.rows)
+    ]
+    found = [
+        line for run_dir in options.runs for line in judged(run_dir, readings, options.data_dir)
+    ]
     print("\n".join(table(found)))
 
 

@@ -3,7 +3,7 @@
     python results/search.py --data_dir data --jobs 2 results/trials.txt
 
 Every line of the trials file is a name and settings (`fedprox method=fedprox method.mu=0.1`). The class posteriors do
-not change how a trunk or a row is trained, so each trial is trained once and both heads are read off it. Trials that
+not change how a backbone or a row is trained, so each trial is trained once and both heads are read off it. Trials that
 are in results/tuning.json already, with the same name, configuration and settings, are not run again; to make the whole
 search again, give it a file of its own (`--found again.json`). The table stands beside that file (`again_table.md`).
 """
@@ -31,7 +31,10 @@ def trial(words: list[str]) -> dict:
         found = runner.conduct(train.plan(parse(words, train.SCHEMA), Path(folder) / "run"))
     keep = ("avg_ts", "avg_fin", "fin", "nll", "ece")
     heads = {
-        head: {regime: {key: one[regime][key] for key in keep} for regime in ("task_aware", "class_agnostic")}
+        head: {
+            regime: {key: one[regime][key] for key in keep}
+            for regime in ("task_aware", "class_agnostic")
+        }
         for head, one in (("gaussian", found), ("linear", found["linear"]))
     }
     return {"seconds": found["seconds"], **heads}
@@ -48,15 +51,27 @@ def run(asked: dict, options: argparse.Namespace) -> dict:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, __file__, "--trial", json.dumps(words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.stderr.strip()[-300:]}
+    result = (
+        json.loads(done.stdout.splitlines()[-1])
+        if done.returncode == 0
+        else {"failed": done.stderr.strip()[-300:]}
+    )
     return {**asked, **result}
 
 
 def wanted(trials: Path, config: str) -> list[dict]:
     """The trials of a file: name, configuration and settings, which together are what a trial is known by."""
-    lines = [line.split() for line in trials.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line.split()
+        for line in trials.read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     return [
-        {"trial": name, "config": Path(config).stem, "settings": dict(word.split("=", 1) for word in words)}
+        {
+            "trial": name,
+            "config": Path(config).stem,
+            "settings": dict(word.split("=", 1) for word in words),
+        }
         for name, *words in lines
     ]
 
@@ -90,13 +105,17 @@ def write_table(entries: list[dict], file: Path) -> None:
             for regime in ("task_aware", "class_agnostic")
         ]
         settings = " ".join(f"{key}={value}" for key, value in one["settings"].items())
-        lines.append(f"| {one['config']} | {one['trial']} | `{settings}` | {' | '.join(cells)} | {one['seconds']:.0f} |")
+        lines.append(
+            f"| {one['config']} | {one['trial']} | `{settings}` | {' | '.join(cells)} | {one['seconds']:.0f} |"
+        )
     file.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
     """Run the trials that are not known yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trials", nargs="?", type=Path)
     parser.add_argument("--config", default=str(HERE.parent / "conf/cifar100_ci_fast.yaml"))
     parser.add_argument("--data_dir", default="data")
@@ -107,7 +126,9 @@ def main() -> None:
     if options.trial:
         print(json.dumps(trial(json.loads(options.trial))))
         return
-    done = [{key: one[key] for key in ("trial", "config", "settings")} for one in known(options.found)]
+    done = [
+        {key: one[key] for key in ("trial", "config", "settings")} for one in known(options.found)
+    ]
     new = [asked for asked in wanted(options.trials, options.config) if asked not in done]
     with ThreadPoolExecutor(options.jobs) as pool:
         for ended in as_completed([pool.submit(run, asked, options) for asked in new]):

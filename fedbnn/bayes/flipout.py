@@ -18,7 +18,9 @@ CENTRE = "centre"
 
 def _signs(count: int, channels: int, like: Tensor) -> Tensor:
     """Random signs, one per image and channel, broadcastable over space."""
-    signs = torch.randint(0, 2, (count, channels), device=like.device, dtype=like.dtype).mul_(2).sub_(1)
+    signs = (
+        torch.randint(0, 2, (count, channels), device=like.device, dtype=like.dtype).mul_(2).sub_(1)
+    )
     return signs.view(count, channels, *(1,) * (like.dim() - 2))
 
 
@@ -52,7 +54,10 @@ class FlipoutLinear(nn.Linear):
         return mean + noise * _signs(len(input), noise.shape[1], noise)
 
 
-_FLIPPED: Mapping[type[nn.Module], type[nn.Module]] = {nn.Conv2d: FlipoutConv2d, nn.Linear: FlipoutLinear}
+_FLIPPED: Mapping[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: FlipoutConv2d,
+    nn.Linear: FlipoutLinear,
+}
 
 
 def prepare(network: nn.Module) -> None:
@@ -65,5 +70,11 @@ def prepare(network: nn.Module) -> None:
 
 def centres(means: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """The means of all flipped weights, under the buffer names that `functional_call` replaces."""
-    flipped = {name for name, module in network.named_modules() if isinstance(module, (FlipoutConv2d, FlipoutLinear))}
-    return {f"{name}.{CENTRE}": means[f"{name}.weight"] for name in flipped if f"{name}.weight" in means}
+    flipped = {
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, (FlipoutConv2d, FlipoutLinear))
+    }
+    return {
+        f"{name}.{CENTRE}": means[f"{name}.weight"] for name in flipped if f"{name}.weight" in means
+    }

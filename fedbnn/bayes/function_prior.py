@@ -6,7 +6,7 @@ With f_0 the features under the prior mean and f those under a draw of the weigh
 
 V and b begin at 0 on every client and are fitted with the weights: features may turn and grow, which the server
 follows (`fedbnn.heads.places`), but nothing that earlier classes need is lost from them. The teacher is in eval mode: with
-batch norm its features differ a little from those of an unmoved trunk in training, and V and b have to bridge that too.
+batch norm its features differ a little from those of an unmoved backbone in training, and V and b have to bridge that too.
 """
 
 from copy import deepcopy
@@ -14,24 +14,26 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 
 SMALLEST = 1e-6
 
 
 class FunctionPrior(nn.Module):
-    """A frozen copy of the trunk under the prior mean, and the linear map that reads its features from the new ones."""
+    """A frozen copy of the backbone under the prior mean, and the linear map that reads its features from the new ones."""
 
-    def __init__(self, trunk: nn.Module, layout: Layout, weight: float) -> None:
+    def __init__(self, backbone: nn.Module, layout: Layout, weight: float) -> None:
         super().__init__()
         self.layout, self.weight = layout, weight
-        self.outside = (deepcopy(trunk).requires_grad_(False).eval(),)  # in a tuple it is no submodule: nobody can train it
-        self.reader = nn.Linear(int(trunk.width), int(trunk.width))  # type: ignore[arg-type]
-        self.swap(*layout.read(trunk))
+        self.outside = (
+            deepcopy(backbone).requires_grad_(False).eval(),
+        )  # in a tuple it is no submodule: nobody can train it
+        self.reader = nn.Linear(int(backbone.width), int(backbone.width))  # type: ignore[arg-type]
+        self.swap(*layout.read(backbone))
 
     @property
     def teacher(self) -> nn.Module:
-        """The trunk under the prior mean."""
+        """The backbone under the prior mean."""
         return self.outside[0]
 
     def swap(self, weights: Tensor, buffers: Tensor) -> None:

@@ -47,7 +47,9 @@ class WeightedKL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, loc: Tensor, log_scale: Tensor, prior: Prior, weight: Tensor | float) -> Tensor:
+    def forward(
+        ctx: Any, loc: Tensor, log_scale: Tensor, prior: Prior, weight: Tensor | float
+    ) -> Tensor:
         """The weighted sum, and its gradients for later; sums are inner products, which write nothing."""
         weights = torch.as_tensor(weight, dtype=loc.dtype, device=loc.device).expand_as(loc)
         twice = (log_scale - prior.log_scale).mul_(2)

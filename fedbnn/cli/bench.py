@@ -24,7 +24,9 @@ from train import SCHEMA, engine, plan
 def main(argv: Sequence[str]) -> int:
     """Measure, print, and write `--out`."""
     options = _options(argv)
-    rows = {"step": _step, "engines": _engines, "overhead": _overhead, "scale": _scale}[options.what](options)
+    rows = {"step": _step, "engines": _engines, "overhead": _overhead, "scale": _scale}[
+        options.what
+    ](options)
     publish(f"fedbnn bench {options.what}", rows, options.out)
     if options.what == "scale" and options.out is not None:
         figure_style.save({options.out.stem: draw(rows)}, options.out.parent)
@@ -32,24 +34,53 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = Arguments("bench", "Measure what things cost; ratios are taken side by side in one run.")
+    parser = Arguments(
+        "bench", "Measure what things cost; ratios are taken side by side in one run."
+    )
     what = ["step", "engines", "overhead", "scale"]
-    parser.add_argument("what", choices=what, nargs="?", default="step", help="what to measure (default: step)")
-    parser.add_argument("--config", default="conf/cifar100_ci_fast.yaml", help="for engines and overhead: the experiment")
-    parser.add_argument("--method", default="fedbnn", help="for engines, overhead and scale: the method")
+    parser.add_argument(
+        "what", choices=what, nargs="?", default="step", help="what to measure (default: step)"
+    )
+    parser.add_argument(
+        "--config",
+        default="conf/cifar100_ci_fast.yaml",
+        help="for engines and overhead: the experiment",
+    )
+    parser.add_argument(
+        "--method", default="fedbnn", help="for engines, overhead and scale: the method"
+    )
     parser.add_argument("--data_dir", default="data", help="where data sets are (default: data)")
-    parser.add_argument("--repeats", type=positive, default=6, help="turns of engines, rounds of overhead; step takes more")
+    parser.add_argument(
+        "--repeats",
+        type=positive,
+        default=6,
+        help="turns of engines, rounds of overhead; step takes more",
+    )
     parser.add_argument("--workers", type=positive, default=2, help="workers of the process engine")
     sizes = [100, 1_000, 10_000, 100_000]
-    parser.add_argument("--clients", type=numbers, default=sizes, help="for scale: numbers of registered clients")
+    parser.add_argument(
+        "--clients", type=numbers, default=sizes, help="for scale: numbers of registered clients"
+    )
     few_and_many = [5, 20, 80]
-    parser.add_argument("--participants", type=numbers, default=few_and_many, help="for scale: numbers of participants a round")
+    parser.add_argument(
+        "--participants",
+        type=numbers,
+        default=few_and_many,
+        help="for scale: numbers of participants a round",
+    )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     return parser.parse_args(argv)
 
 
 def _parsed(options: Namespace, *more: str) -> Parsed:
-    asked = ["--config", options.config, "--method", options.method, "--stream.data_dir", options.data_dir]
+    asked = [
+        "--config",
+        options.config,
+        "--method",
+        options.method,
+        "--stream.data_dir",
+        options.data_dir,
+    ]
     return parse([*asked, "--track.wandb", "off", "--evaluate.every", "0", *more], SCHEMA)
 
 
@@ -62,7 +93,10 @@ def _engines(options: Namespace) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
         serial = _parsed(options, "--engine", "serial")
         many = _parsed(options, "--engine", "processes", "--engine.workers", str(options.workers))
-        made = {name: partial(engine, parsed, Path(folder), None) for name, parsed in (("serial", serial), ("processes", many))}
+        made = {
+            name: partial(engine, parsed, Path(folder), None)
+            for name, parsed in (("serial", serial), ("processes", many))
+        }
         return engines.measure(plan(serial, Path(folder)), made, options.repeats)
 
 
@@ -74,7 +108,12 @@ def _overhead(options: Namespace) -> list[dict[str, Any]]:
         made = plan(parsed, run_dir)
         conduct(made)
         with one_thread():
-            return [{"method": options.method, **engines.overhead(made, parsed.build("client"), records.read(run_dir)[1:])}]
+            return [
+                {
+                    "method": options.method,
+                    **engines.overhead(made, parsed.build("client"), records.read(run_dir)[1:]),
+                }
+            ]
 
 
 def _short_tasks(options: Namespace) -> tuple[str, str]:

@@ -10,11 +10,13 @@ from fedbnn.federation.engines import Engine
 from fedbnn.federation.local import LocalTraining
 from fedbnn.federation.runner import Plan
 from fedbnn.heads.places import EXCHANGE
-from fedbnn.images import Passes
-from fedbnn.messages import Order, Reply
+from fedbnn.images import EpochBatches
+from fedbnn.messages import FitInstruction, FitResult
 
 
-def measure(plan: Plan, engines: Mapping[str, Callable[[], Engine]], repeats: int) -> list[dict[str, Any]]:
+def measure(
+    plan: Plan, engines: Mapping[str, Callable[[], Engine]], repeats: int
+) -> list[dict[str, Any]]:
     """Rounds 1, 2, ... of the plan's stream by each engine; the workers are started before the clock is."""
     running = {name: make() for name, make in engines.items()}
     try:
@@ -24,7 +26,10 @@ def measure(plan: Plan, engines: Mapping[str, Callable[[], Engine]], repeats: in
         for engine in running.values():
             engine.close()
     rows = summary(seconds, next(iter(engines)))
-    return [{**row, "same_bytes": turns[row["name"]].updates == next(iter(turns.values())).updates} for row in rows]
+    return [
+        {**row, "same_bytes": turns[row["name"]].updates == next(iter(turns.values())).updates}
+        for row in rows
+    ]
 
 
 class _Turns:
@@ -39,26 +44,43 @@ class _Turns:
         self.number = self.number % self.plan.stream.rounds + 1
         clients = self.plan.stream.participants(self.number)
         answers = self.engine.gather(self._order(clients), clients, lambda _: None)
-        self.updates.append({one.client: one.update for one in answers if isinstance(one, Reply)})
+        self.updates.append(
+            {one.client: one.update for one in answers if isinstance(one, FitResult)}
+        )
 
     def _order(self, clients: Sequence[int]) -> bytes:
         counts = [self.plan.stream.counts(self.number, client) for client in clients]
         classes = sorted({name for one in counts for name in one})
         state = self.plan.method.prepare(self.plan.initial, self.number, classes, self.plan.layout)
         totals = {name: sum(one.get(name, 0) for one in counts) for name in classes}
-        return Order("bench", self.number, "train", state, sum(totals.values()), totals).to_bytes()
+        return FitInstruction(
+            "bench", self.number, "train", state, sum(totals.values()), totals
+        ).to_bytes()
 
 
-def overhead(plan: Plan, local: LocalTraining, lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def overhead(
+    plan: Plan, local: LocalTraining, lines: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
     """Median shares of a round's time, evaluation left out: all that is not forward, backward or optimiser; making
     batches, measured by making them again; the rest, which is Lightning, assembling, extracting, folding, writing; and the
     exchange of class statistics, forward passes included.
     """
     whole = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
-    strict = median(1 - line["seconds"]["inner"] / time for line, time in zip(lines, whole, strict=True))
-    data = median(_batches(plan, local, line["round"]) / time for line, time in zip(lines, whole, strict=True))
-    exchanged = median(line["seconds"].get(EXCHANGE, 0.0) / time for line, time in zip(lines, whole, strict=True))
-    shares = {"outside_compute": strict, "making_batches": data, "overhead": strict - data, "statistics_exchange": exchanged}
+    strict = median(
+        1 - line["seconds"]["inner"] / time for line, time in zip(lines, whole, strict=True)
+    )
+    data = median(
+        _batches(plan, local, line["round"]) / time for line, time in zip(lines, whole, strict=True)
+    )
+    exchanged = median(
+        line["seconds"].get(EXCHANGE, 0.0) / time for line, time in zip(lines, whole, strict=True)
+    )
+    shares = {
+        "outside_compute": strict,
+        "making_batches": data,
+        "overhead": strict - data,
+        "statistics_exchange": exchanged,
+    }
     return {"rounds": len(lines), **shares}
 
 
@@ -66,5 +88,7 @@ def _batches(plan: Plan, local: LocalTraining, number: int) -> float:
     """Seconds to make all batches of a round once more."""
     start = perf_counter()
     for client in plan.stream.participants(number):
-        list(Passes(plan.stream.train(number, client), local.batch_size, local.epochs).loader())
+        list(
+            EpochBatches(plan.stream.train(number, client), local.batch_size, local.epochs).loader()
+        )
     return perf_counter() - start

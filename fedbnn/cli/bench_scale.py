@@ -15,14 +15,23 @@ from statistics import median
 from typing import Any
 
 SMALL = {
-    "stream.sources": "digits", "stream.tasks": "2", "stream.rounds_per_task": "6", "stream.samples_per_client": "8",
-    "stream.replacement": "true", "network": "mlp", "client.epochs": "1", "evaluate.every": "0", "track.wandb": "off",
-}  # fmt: skip
+    "stream.sources": "digits",
+    "stream.tasks": "2",
+    "stream.rounds_per_task": "6",
+    "stream.samples_per_client": "8",
+    "stream.replacement": "true",
+    "network": "mlp",
+    "client.epochs": "1",
+    "evaluate.every": "0",
+    "track.wandb": "off",
+}
 LARGE = {**SMALL, "stream.rounds_per_task": "2", "network.hidden": "[1000, 1000]"}
 PARTICIPANTS, REGISTERED = 10, 1000
 
 
-def measure(registered: Sequence[int], participants: Sequence[int], method: str) -> list[dict[str, Any]]:
+def measure(
+    registered: Sequence[int], participants: Sequence[int], method: str
+) -> list[dict[str, Any]]:
     """Short runs, each in a process of its own: a small network for the registered, 1.1 million weights for the others."""
     small = [_one(clients, PARTICIPANTS, {**SMALL, "method": method}) for clients in registered]
     return small + [_one(REGISTERED, count, {**LARGE, "method": method}) for count in participants]
@@ -30,16 +39,24 @@ def measure(registered: Sequence[int], participants: Sequence[int], method: str)
 
 def _one(registered: int, participants: int, settings: Mapping[str, str]) -> dict[str, Any]:
     """Median seconds of a round (after the first), the start-up, and the peak memory of the process."""
-    asked = {"stream.clients": str(registered), "stream.clients_per_round": str(participants), **settings}
+    asked = {
+        "stream.clients": str(registered),
+        "stream.clients_per_round": str(participants),
+        **settings,
+    }
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         words = [word for key, value in asked.items() for word in (f"--{key}", value)]
         command = [sys.executable, "-m", "train", "--run_dir", str(run), *words]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise RuntimeError(f"the run with {registered} clients ended with exit code {process.returncode}")
+            raise RuntimeError(
+                f"the run with {registered} clients ended with exit code {process.returncode}"
+            )
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines[1:]]
     return {

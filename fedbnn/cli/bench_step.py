@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn import memory
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.cli.interleaved import interleaved, summary
 from fedbnn.networks import NETWORKS, Classifier
@@ -38,7 +38,9 @@ def _case(network: str, repeats: float) -> list[dict[str, Any]]:
         REFERENCE: _step(*_standard(network), images, labels, fused=False),
         "SNN, fused Adam": _step(*_standard(network), images, labels, fused=True),
         "FedBNN (Pyro)": _step(*_bayesian(network), images, labels, fused=True),
-        "FedBNN, function prior": _step(*_bayesian(network, function_prior=1.0), images, labels, fused=True),
+        "FedBNN, function prior": _step(
+            *_bayesian(network, function_prior=1.0), images, labels, fused=True
+        ),
     }
     if importlib.util.find_spec("torchbnn"):
         steps["torchbnn"] = _step(*_torchbnn(network), images, labels, fused=False)
@@ -46,9 +48,13 @@ def _case(network: str, repeats: float) -> list[dict[str, Any]]:
     return [{"network": network, "batch": batch, **row} for row in summary(seconds, REFERENCE)]
 
 
-def _step(module: nn.Module, loss: Loss, images: Tensor, labels: Tensor, fused: bool) -> Callable[[], None]:
+def _step(
+    module: nn.Module, loss: Loss, images: Tensor, labels: Tensor, fused: bool
+) -> Callable[[], None]:
     """Forward, backward and optimiser."""
-    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], LR, fused=fused)
+    optimizer = torch.optim.Adam(
+        [p for p in module.parameters() if p.requires_grad], LR, fused=fused
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -66,13 +72,15 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
 
 def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
-    trunk = NETWORKS[network](IMAGE)
-    model = BayesianModel(trunk, layout_of(trunk), function_prior=function_prior)
+    backbone = NETWORKS[network](IMAGE)
+    model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
     guide = guide_for(model, IMAGE)
     size = model.layout.latent + CLASSES * (model.features + 1)
     model.swap(0.02 * torch.randn(size), torch.full((size,), 0.01))
     guide.swap(model.loc, model.scale)
-    trained = nn.ModuleList([guide] if model.function_prior is None else [guide, model.function_prior])
+    trained = nn.ModuleList(
+        [guide] if model.function_prior is None else [guide, model.function_prior]
+    )
     return trained, ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
 
 
@@ -83,7 +91,12 @@ def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
     module = Classifier(NETWORKS[network](IMAGE), CLASSES)
     _convert(module, torchbnn)
     divergence = torchbnn.BKLLoss(reduction="mean", last_layer_only=False)
-    return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels) + 0.1 * divergence(module)
+    return (
+        module,
+        lambda images, labels: (
+            nn.functional.cross_entropy(module(images), labels) + 0.1 * divergence(module)
+        ),
+    )
 
 
 def _convert(module: nn.Module, torchbnn: Any) -> None:
@@ -91,7 +104,12 @@ def _convert(module: nn.Module, torchbnn: Any) -> None:
     prior = {"prior_mu": 0.0, "prior_sigma": 0.05}
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
-            size, step, edge, bias = child.kernel_size, child.stride, child.padding, child.bias is not None
+            size, step, edge, bias = (
+                child.kernel_size,
+                child.stride,
+                child.padding,
+                child.bias is not None,
+            )
             made = torchbnn.BayesConv2d(
                 in_channels=child.in_channels,
                 out_channels=child.out_channels,
@@ -103,6 +121,12 @@ def _convert(module: nn.Module, torchbnn: Any) -> None:
             )
             setattr(module, name, made)
         elif isinstance(child, nn.Linear):
-            setattr(module, name, torchbnn.BayesLinear(in_features=child.in_features, out_features=child.out_features, **prior))
+            setattr(
+                module,
+                name,
+                torchbnn.BayesLinear(
+                    in_features=child.in_features, out_features=child.out_features, **prior
+                ),
+            )
         else:
             _convert(child, torchbnn)

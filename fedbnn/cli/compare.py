@@ -17,7 +17,8 @@ from fedbnn.cli.signals import Stopped, owned
 from fedbnn.config import parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.runner import MAY_DIFFER
-from fedbnn.report import comparison_tables, report, sweeps
+from fedbnn.report import comparison_tables, sweeps
+from fedbnn.report import page as report
 from fedbnn.storage import runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.tracking import console
@@ -44,18 +45,42 @@ def main(argv: Sequence[str]) -> int:
         return int(stopped.code)
     _write(cells, sweep, directory, title)
     for cell, (code, reason) in pool.failures.items():
-        screen.print(f"{cell.name} failed with exit code {code}: {reason}", soft_wrap=True, markup=False)
+        screen.print(
+            f"{cell.name} failed with exit code {code}: {reason}", soft_wrap=True, markup=False
+        )
     return max((abs(code) or 1 for code, _ in pool.failures.values()), default=0)
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = Arguments("compare", "Compare methods over seeds on one stream; stopping and starting again continues.")
+    parser = Arguments(
+        "compare",
+        "Compare methods over seeds on one stream; stopping and starting again continues.",
+    )
     parser.add_argument("--config", required=True, help="YAML file of the experiment")
-    parser.add_argument("--methods", type=words, default=["fedbnn", "fedavg"], help="names with commas between them")
-    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="numbers with commas between them (default: 0,1,2)")
-    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="runs at the same time (default: one a core)")
-    parser.add_argument("--set", type=_pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=SET)
-    parser.add_argument("--sweep", type=_sweep, metavar="[METHOD:]KEY=V1,V2,...", help="a setting to vary, with its plot")
+    parser.add_argument(
+        "--methods", type=words, default=["fedbnn", "fedavg"], help="names with commas between them"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=numbers,
+        default=[0, 1, 2],
+        help="numbers with commas between them (default: 0,1,2)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="runs at the same time (default: one a core)",
+    )
+    parser.add_argument(
+        "--set", type=_pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=SET
+    )
+    parser.add_argument(
+        "--sweep",
+        type=_sweep,
+        metavar="[METHOD:]KEY=V1,V2,...",
+        help="a setting to vary, with its plot",
+    )
     parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
     return parser.parse_args(argv)
 
@@ -74,7 +99,11 @@ def _check_special(options: Namespace) -> None:
         special.append((options.sweep.method, options.sweep.key))
     for method, key in special:
         if method not in options.methods:
-            raise ConfigError(f"a setting is for {method}, which is not compared", key, "name it in --methods, or leave it out")
+            raise ConfigError(
+                f"a setting is for {method}, which is not compared",
+                key,
+                "name it in --methods, or leave it out",
+            )
 
 
 def _sweep(text: str) -> Sweep:
@@ -111,12 +140,16 @@ def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
     """Report, tables and figures of these cells, and the main tables on the screen."""
     if cells:
         written = report.write_comparison([cell.directory for cell in cells], directory, title)
-        console.show(comparison_tables.main([cell.results() for cell in cells]), f"report  {written.page}")
+        console.show(
+            comparison_tables.main([cell.results() for cell in cells]), f"report  {written.page}"
+        )
 
 
 def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:
     """Report, tables and figures with a line per method and value, and the averages on the screen."""
     if cells:
-        written = report.write_sweep(sweep.key, {cell.directory: sweep.of(cell) for cell in cells}, directory, title)
+        written = report.write_sweep(
+            sweep.key, {cell.directory: sweep.of(cell) for cell in cells}, directory, title
+        )
         named = sweeps.named([(sweep.of(cell), cell.results()) for cell in cells])
         console.show([comparison_tables.averages(named)], f"report  {written.page}")

@@ -4,8 +4,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from datamodules.registry import DatasetRegistry
 from datamodules.settings import folders
-from datamodules.shelf import Shelf
 from datamodules.sources import SOURCES
 from fedbnn.cli.arguments import Arguments
 from fedbnn.errors import DataError
@@ -15,22 +15,30 @@ def main(argv: Sequence[str]) -> int:
     """Without names list what is there; with names make each ready for training."""
     options = _options(argv)
     data, cache = folders(options.data_dir, options.cache_dir)
-    shelf = Shelf(data, cache, options.size, options.download)
+    registry = DatasetRegistry(data, cache, options.size, options.download)
     for name in options.names:
-        print(_ready(shelf, name))
+        print(_ready(registry, name))
     if not options.names:
         print("\n".join(_state(name, data) for name in SOURCES))
-        print(f"{'folder:PATH':<15} images of your own: PATH/train/<class>/*.png and PATH/test/<class>/*.png below {data}")
+        print(
+            f"{'folder:PATH':<15} images of your own: PATH/train/<class>/*.png and PATH/test/<class>/*.png below {data}"
+        )
     return 0
 
 
 def _options(argv: Sequence[str]) -> Namespace:
     """What the command line says."""
-    parser = Arguments("data", "List the data sets and where they belong; fetch and decode those named.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to make ready, or folder:PATH")
+    parser = Arguments(
+        "data", "List the data sets and where they belong; fetch and decode those named."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="data sets to make ready, or folder:PATH"
+    )
     parser.add_argument("--data_dir", default="data", help="where data sets are (default: data)")
     parser.add_argument("--cache_dir", help="where decoded images go (default: DATA_DIR/.cache)")
-    parser.add_argument("--size", type=int, help="height and width to resize to (default: as they are)")
+    parser.add_argument(
+        "--size", type=int, help="height and width to resize to (default: as they are)"
+    )
     parser.add_argument("--download", action="store_true", help="fetch what is missing")
     return parser.parse_args(argv)
 
@@ -44,9 +52,9 @@ def _state(name: str, data: Path) -> str:
     return f"{name:<15} found"
 
 
-def _ready(shelf: Shelf, name: str) -> str:
+def _ready(registry: DatasetRegistry, name: str) -> str:
     """Decode one data set into the cache, and say what is in it."""
-    table = shelf.open(name)
+    table = registry.open(name)
     _, channels, height, width = table.train_pixels.shape
     shape = f"{channels} x {height} x {width}"
     counts = f"{len(table.train_labels)} train and {len(table.test_labels)} test images"

@@ -34,7 +34,10 @@ kept; `python train.py --resume DIR` goes on with the next one.""",
 def explain(code: int) -> str:
     """The help text of one exit code."""
     if code not in set(Exit):
-        raise ConfigError(f"there is no exit code {code}", fix="known: " + ", ".join(str(int(known)) for known in Exit))
+        raise ConfigError(
+            f"there is no exit code {code}",
+            fix="known: " + ", ".join(str(int(known)) for known in Exit),
+        )
     known = Exit(code)
     return f"{int(known)} ({known.name.lower().replace('_', ' ')}): {' '.join(HELP[known].split())}"
 
@@ -47,7 +50,9 @@ def explain_all() -> str:
 def main(argv: Sequence[str]) -> int:
     """Print the help text of one exit code, or of all."""
     parser = Arguments("explain", "Say what an exit code means and what helps.")
-    parser.add_argument("code", type=int, nargs="?", help="the exit code; all of them when left out")
+    parser.add_argument(
+        "code", type=int, nargs="?", help="the exit code; all of them when left out"
+    )
     code = parser.parse_args(argv).code
     print(explain_all() if code is None else explain(code))
     return 0

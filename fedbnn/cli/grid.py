@@ -28,7 +28,9 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether its results are there."""
-        return (self.directory / "results.json").is_file() and (self.directory / "state" / "finished.json").is_file()
+        return (self.directory / "results.json").is_file() and (
+            self.directory / "state" / "finished.json"
+        ).is_file()
 
     @property
     def begun(self) -> bool:
@@ -41,7 +43,16 @@ class Cell:
 
     def words(self, config: str) -> list[str]:
         """The words of `python train.py` for this cell, whether new or begun; a setting wins over what stands before it."""
-        own = ["--config", config, "--method", self.method, "--seed", str(self.seed), "--run_dir", str(self.directory)]
+        own = [
+            "--config",
+            config,
+            "--method",
+            self.method,
+            "--seed",
+            str(self.seed),
+            "--run_dir",
+            str(self.directory),
+        ]
         own += ["--track.group", self.directory.parent.resolve().name, "--track.name", self.name]
         own += [word for key, value in self.settings for word in (f"--{key}", value)]
         return own + (["--resume", str(self.directory)] if self.begun else [])
@@ -73,7 +84,11 @@ class Sweep:
 
 
 def cells(
-    methods: Sequence[str], seeds: Sequence[int], settings: Mapping[str, str], sweep: Sweep | None, directory: Path
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    settings: Mapping[str, str],
+    sweep: Sweep | None,
+    directory: Path,
 ) -> list[Cell]:
     """Every cell of the grid; the seeds of all methods first, so that a table fills evenly.
 
@@ -93,5 +108,9 @@ def cells(
 def _own(settings: Mapping[str, str], method: str) -> tuple[tuple[str, str], ...]:
     """The settings of one method."""
     common = {key: value for key, value in settings.items() if ":" not in key}
-    special = {key.removeprefix(f"{method}:"): value for key, value in settings.items() if key.startswith(f"{method}:")}
+    special = {
+        key.removeprefix(f"{method}:"): value
+        for key, value in settings.items()
+        if key.startswith(f"{method}:")
+    }
     return tuple((common | special).items())

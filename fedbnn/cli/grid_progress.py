@@ -21,9 +21,18 @@ class GridProgress:
         self.rates: dict[Cell, float] = {}
         self.before = {cell: cell.done() for cell in cells}
         self._said = 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=screen, transient=True)
-        self.bar = self.progress.add_task("rounds", total=sum(cell.rounds for cell in cells), note="")
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        self.progress = Progress(
+            *columns, TextColumn("{task.fields[note]}"), console=screen, transient=True
+        )
+        self.bar = self.progress.add_task(
+            "rounds", total=sum(cell.rounds for cell in cells), note=""
+        )
 
     def __enter__(self) -> "GridProgress":
         if self.screen.is_terminal:
@@ -42,7 +51,10 @@ class GridProgress:
         self.progress.update(self.bar, completed=sum(done.values()), note=note)
         if not self.screen.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
             self._said = time.monotonic()
-            self.screen.print(f"{sum(done.values())}/{sum(cell.rounds for cell in self.cells)} rounds, {note}", soft_wrap=True)
+            self.screen.print(
+                f"{sum(done.values())}/{sum(cell.rounds for cell in self.cells)} rounds, {note}",
+                soft_wrap=True,
+            )
 
     def seconds_left(self, pool: Pool, done: dict[Cell, int]) -> float | None:
         """Rounds left times seconds per round, over the jobs; None before the first round of all.

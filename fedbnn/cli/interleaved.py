@@ -28,15 +28,26 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: in
 
 def ratio(seconds: Seconds, name: str, reference: str) -> float:
     """Median over the turns of one time over the other of the same turn."""
-    return median(mine / theirs for mine, theirs in zip(seconds[name], seconds[reference], strict=True))
+    return median(
+        mine / theirs for mine, theirs in zip(seconds[name], seconds[reference], strict=True)
+    )
 
 
 def summary(seconds: Seconds, reference: str) -> list[dict[str, Any]]:
     """For each: median and quartiles in milliseconds, and the ratio to the reference."""
     rows = []
     for name, values in seconds.items():
-        low, middle, high = (1000 * value for value in quantiles(values * 2 if len(values) == 1 else values, n=4))
-        rows.append({"name": name, "median_ms": middle, "quartiles_ms": [low, high], "ratio": ratio(seconds, name, reference)})
+        low, middle, high = (
+            1000 * value for value in quantiles(values * 2 if len(values) == 1 else values, n=4)
+        )
+        rows.append(
+            {
+                "name": name,
+                "median_ms": middle,
+                "quartiles_ms": [low, high],
+                "ratio": ratio(seconds, name, reference),
+            }
+        )
     return rows
 
 
@@ -48,7 +59,9 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], out: Path | None) -> 
     Console(highlight=False).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        records.write_json(out, {"title": title, "rows": list(rows), "environment": environment.environment()})
+        records.write_json(
+            out, {"title": title, "rows": list(rows), "environment": environment.environment()}
+        )
         print(f"written  {out}")
 
 

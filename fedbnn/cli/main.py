@@ -38,4 +38,6 @@ def _subcommand(name: str, words: Sequence[str]) -> int:
 def _usage() -> str:
     """The list of subcommands."""
     lines = [f"  fedbnn {name:<9} {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(["usage: fedbnn COMMAND ...", "", *lines, "", "fedbnn COMMAND --help says more."])
+    return "\n".join(
+        ["usage: fedbnn COMMAND ...", "", *lines, "", "fedbnn COMMAND --help says more."]
+    )

@@ -28,13 +28,17 @@ def ended(action: Callable[[], int]) -> int:
 def traceback_to(log: Path) -> Iterator[None]:
     """Errors nobody expected inside this block leave their traceback in `log`, and one line on the screen."""
 
-    def record(kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def record(
+        kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         """Leave ends that are expected to others; write down the rest."""
         if error is None or isinstance(error, FedBNNError) or not isinstance(error, Exception):
             return
         with log.open("a", encoding="utf-8") as file:
             traceback.print_exception(kind, error, where, file=file)
-        sys.stderr.write(f"error: unexpected {type(error).__name__}; the traceback is in {log}; please report it\n")
+        sys.stderr.write(
+            f"error: unexpected {type(error).__name__}; the traceback is in {log}; please report it\n"
+        )
         raise SystemExit(UNEXPECTED)
 
     with ExitStack() as stack:

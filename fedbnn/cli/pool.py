@@ -40,7 +40,9 @@ class Pool:
 
     def _start(self, cell: Cell) -> None:
         with self._log(cell).open("ab") as log:
-            process = subprocess.Popen(cell.command(self.config), stdout=log, stderr=log, env=_one_thread())
+            process = subprocess.Popen(
+                cell.command(self.config), stdout=log, stderr=log, env=_one_thread()
+            )
         self.running[cell], self.started[cell] = process, time.monotonic()
 
     def _collect(self) -> None:
@@ -56,7 +58,11 @@ class Pool:
         return self.logs / f"{cell.name}.txt"
 
     def _last_line(self, cell: Cell) -> str:
-        lines = [line for line in self._log(cell).read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line
+            for line in self._log(cell).read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         return lines[-1].strip() if lines else "no word"
 
     @contextmanager

@@ -9,15 +9,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedbnn import deploy, picture_files
+from fedbnn import export, picture_files
 from fedbnn.cli.arguments import Arguments, positive
-from fedbnn.deploy import Prediction
+from fedbnn.export import Prediction
 
 
 def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
-    model = deploy.load(options.run_dir)
+    model = export.load(options.run_dir)
     paths = picture_files.find(options.pictures)
     prediction = model.predict(picture_files.read(paths, model.card.image_shape), options.samples)
     rows = _rows(paths, prediction, options.top)
@@ -30,10 +30,18 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("predict", "Say what a trained model sees in pictures, and how sure it is.")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a finished run")
-    parser.add_argument("pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them")
-    parser.add_argument("--samples", type=positive, default=16, help="draws of the weights (default: 16)")
-    parser.add_argument("--top", type=positive, default=3, help="classes shown for each picture (default: 3)")
-    parser.add_argument("--uncertain_first", action="store_true", help="the least certain pictures first")
+    parser.add_argument(
+        "pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them"
+    )
+    parser.add_argument(
+        "--samples", type=positive, default=16, help="draws of the weights (default: 16)"
+    )
+    parser.add_argument(
+        "--top", type=positive, default=3, help="classes shown for each picture (default: 3)"
+    )
+    parser.add_argument(
+        "--uncertain_first", action="store_true", help="the least certain pictures first"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args(argv)
 
@@ -61,5 +69,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     table = Table("picture", "likeliest classes", "entropy", "mutual information")
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
-        table.add_row(row["picture"], classes, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}")
+        table.add_row(
+            row["picture"], classes, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}"
+        )
     Console(highlight=False).print(table)

@@ -12,7 +12,8 @@ from fedbnn.cli.signals import Stopped, owned
 from fedbnn.cli.welcome import WELCOME
 from fedbnn.config import Parsed, Schema, parse
 from fedbnn.federation.runner import Plan, conduct
-from fedbnn.report import comparison_tables, report
+from fedbnn.report import comparison_tables
+from fedbnn.report import page as report
 from fedbnn.storage import manifests, runs
 from fedbnn.tracking import console
 
@@ -48,14 +49,19 @@ class Program:
 
     def _beside(self, argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
         """The same configuration with the other methods it names, unless the user chose one method or one run."""
-        asked = parsed.flags.resume or any(key.partition(".")[0] == "method" for key in parsed.flags.keys)
+        asked = parsed.flags.resume or any(
+            key.partition(".")[0] == "method" for key in parsed.flags.keys
+        )
         others = [name for name in parsed["beside"] if name != parsed["method"]["name"]]
         return [] if asked else [self._parse([*argv, "--method", name]) for name in others]
 
     def _train(self, wanted: Sequence[Parsed]) -> int:
         """Each run in its own directory; after several, what they say together."""
         first = run_directory(wanted[0])
-        directories = [first, *(first.with_name(f"{first.name}-{one['method']['name']}") for one in wanted[1:])]
+        directories = [
+            first,
+            *(first.with_name(f"{first.name}-{one['method']['name']}") for one in wanted[1:]),
+        ]
         found = []
         for parsed, directory in zip(wanted, directories, strict=True):
             try:

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbnn.cli.arguments import Arguments
-from fedbnn.report import report
+from fedbnn.report import page as report
 
 
 def main(argv: Sequence[str]) -> int:
     """One directory: its own page. Several: a comparison."""
     parser = Arguments("report", "Write report.html of a run, or of several runs together.")
-    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="directories of finished runs")
-    parser.add_argument("--out", type=Path, default=Path("runs/comparison"), help="where a comparison goes")
+    parser.add_argument(
+        "run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="directories of finished runs"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/comparison"), help="where a comparison goes"
+    )
     options = parser.parse_args(argv)
     several = len(options.run_dirs) > 1
     written = (

@@ -28,8 +28,14 @@ class Stopped(BaseException):
     def message(self, run_dir: Path | None, round: int) -> str:
         """What happened and how to go on, in one line."""
         name = {code: number.name for number, code in CODES.items()}[self.code]
-        where = f" after round {round} was committed" if round else " before the first round was committed"
-        return f"stopped by {name}{where}" + (f"; go on with: python train.py --resume {run_dir}" if run_dir else "")
+        where = (
+            f" after round {round} was committed"
+            if round
+            else " before the first round was committed"
+        )
+        return f"stopped by {name}{where}" + (
+            f"; go on with: python train.py --resume {run_dir}" if run_dir else ""
+        )
 
 
 @dataclass

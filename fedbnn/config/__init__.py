@@ -8,4 +8,15 @@ from fedbnn.config.flags import Flags
 from fedbnn.config.parsing import Parsed, parse, restored
 from fedbnn.config.schema import Choice, Free, Named, Schema, Section, Value
 
-__all__ = ["Choice", "Flags", "Free", "Named", "Parsed", "Schema", "Section", "Value", "parse", "restored"]
+__all__ = [
+    "Choice",
+    "Flags",
+    "Free",
+    "Named",
+    "Parsed",
+    "Schema",
+    "Section",
+    "Value",
+    "parse",
+    "restored",
+]

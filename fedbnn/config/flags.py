@@ -54,7 +54,9 @@ def _pairs(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     for word in words:
         name, equals, value = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name:
-            raise ConfigError(f"did not expect {word!r}", "command line", f"did you mean '--config {word}'?")
+            raise ConfigError(
+                f"did not expect {word!r}", "command line", f"did you mean '--config {word}'?"
+            )
         if name in SWITCHES:
             if equals:
                 raise ConfigError(f"--{name} takes no value", "command line")

@@ -23,19 +23,28 @@ def longhand(tree: Mapping[str, Any], schema: Schema) -> Tree:
 
 def spelled_out(flags: Mapping[str, str], schema: Schema) -> dict[str, str]:
     """The flags with `--method fedavg` as `--method.name fedavg`."""
-    return {f"{key}.name" if isinstance(schema.get(key), Named) else key: value for key, value in flags.items()}
+    return {
+        f"{key}.name" if isinstance(schema.get(key), Named) else key: value
+        for key, value in flags.items()
+    }
 
 
 def names_in(tree: Mapping[str, Any], schema: Schema) -> dict[str, str]:
     """The name of each named section, its default where the tree has none; an unknown one is an error."""
-    return {key: _name(key, entry, tree.get(key)) for key, entry in schema.items() if isinstance(entry, Named)}
+    return {
+        key: _name(key, entry, tree.get(key))
+        for key, entry in schema.items()
+        if isinstance(entry, Named)
+    }
 
 
 def _name(key: str, entry: Named, section: object) -> str:
     """The name that this section chooses."""
     name = section.get("name", entry.default) if isinstance(section, Mapping) else entry.default
     if not isinstance(name, str) or name not in entry.choices:
-        raise ConfigError(f"unknown {key} {shortened(name)}", fix=did_you_mean(str(name), entry.choices))
+        raise ConfigError(
+            f"unknown {key} {shortened(name)}", fix=did_you_mean(str(name), entry.choices)
+        )
     return name
 
 
@@ -44,6 +53,10 @@ def without_replaced(tree: Mapping[str, Any], flags: Mapping[str, str], schema: 
     kept: Tree = dict(tree)
     for key, entry in schema.items():
         asked = flags.get(f"{key}.name")
-        if isinstance(entry, Named) and asked is not None and asked != _name(key, entry, tree.get(key)):
+        if (
+            isinstance(entry, Named)
+            and asked is not None
+            and asked != _name(key, entry, tree.get(key))
+        ):
             kept.pop(key, None)
     return kept

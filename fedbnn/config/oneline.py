@@ -7,7 +7,9 @@ from fedbnn.suggest import did_you_mean
 LONGEST = 300
 _KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":\s*(?P<body>.*)$', re.DOTALL)
 _REQUIRED = re.compile(r"^the following arguments are required: (?P<keys>.*)$")
-_LITERAL = re.compile(r"^Expected a (?:typing\.)?Literal\[(?P<names>.*?)\]\. Got value: (?P<got>.*)$", re.DOTALL)
+_LITERAL = re.compile(
+    r"^Expected a (?:typing\.)?Literal\[(?P<names>.*?)\]\. Got value: (?P<got>.*)$", re.DOTALL
+)
 _UNION = re.compile(r"Subtypes: \[(?P<types>.*?)\]\s+Errors:.*Given value: (?P<got>.*)$", re.DOTALL)
 _PLAIN = re.compile(r"^Expected a (?P<types>.*?)\. Got value: (?P<got>.*)$", re.DOTALL)
 _OPTION = re.compile(r"Option '(?P<name>[^']*)' is not accepted")
@@ -39,7 +41,11 @@ def _reason(body: str) -> str:
 
 def _types(text: str) -> str:
     """`<class 'float'>, <class 'NoneType'>` -> `float or null`."""
-    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text).replace("NoneType", "null").replace("typing.", "")
+    text = (
+        re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+        .replace("NoneType", "null")
+        .replace("typing.", "")
+    )
     return re.sub(r", (?![^\[]*\])", " or ", text)
 
 

@@ -29,7 +29,7 @@ class Parsed:
         return self.values[key]
 
     def build(self, section: str, **given: Any) -> Any:
-        """Call what the section stands for with its arguments and those the program gives itself."""
+        """ExpectedUpdate what the section stands for with its arguments and those the program gives itself."""
         try:
             return self.builders[section](**self.arguments[section], **given)
         except FedBNNError:
@@ -42,7 +42,9 @@ class Parsed:
         return strict_yaml.dump(self.values)
 
 
-def parse(argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Path] = Path) -> Parsed:
+def parse(
+    argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Path] = Path
+) -> Parsed:
     """Read the YAML file and the flags, check every key and value, and stop here for --help and --print_config.
 
     `run_directory` finds the run that `--resume` names; its config.yaml is read when no --config is given.
@@ -50,7 +52,9 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Pa
     flags = read(argv)
     asked = spelled_out(flags.keys, schema)
     file = without_replaced(longhand(_from_file(flags, run_directory), schema), asked, schema)
-    names = names_in(layered(file, nested({key: asked[key] for key in asked if key.endswith(".name")})), schema)
+    names = names_in(
+        layered(file, nested({key: asked[key] for key in asked if key.endswith(".name")})), schema
+    )
     if flags.help:
         _stop_after(help_text(schema, names))
     parsed = _checked(file, asked, schema, names, flags)
@@ -70,24 +74,39 @@ def _from_file(flags: Flags, run_directory: Callable[[str], Path]) -> Tree:
     """What the YAML file says; nothing when there is none."""
     if flags.config is not None:
         return strict_yaml.read(Path(flags.config))
-    return strict_yaml.read(run_directory(flags.resume) / "config.yaml") if flags.resume is not None else {}
+    return (
+        strict_yaml.read(run_directory(flags.resume) / "config.yaml")
+        if flags.resume is not None
+        else {}
+    )
 
 
-def _checked(file: Tree, asked: Mapping[str, str], schema: Schema, names: Mapping[str, str], flags: Flags) -> Parsed:
+def _checked(
+    file: Tree, asked: Mapping[str, str], schema: Schema, names: Mapping[str, str], flags: Flags
+) -> Parsed:
     """The configuration with all layers in place, each key known and each value of its type."""
     parser = parser_of(schema, names)
     free = {key: entry for key, entry in schema.items() if isinstance(entry, Free)}
-    known = keys_of(parser) | {f"{key}.{name}" for key, entry in free.items() for name in entry.keys}
+    known = keys_of(parser) | {
+        f"{key}.{name}" for key, entry in free.items() for name in entry.keys
+    }
     branches = _branches(known, schema)
     _expect_flags(asked, known, branches)
     tree = layered(file, nested({key: _loaded(key, text, free) for key, text in asked.items()}))
     expect_known(tree, known, branches)
-    values, arguments = checked(parser, {key: value for key, value in tree.items() if key not in free})
+    values, arguments = checked(
+        parser, {key: value for key, value in tree.items() if key not in free}
+    )
     complete = plain({key: values.get(key, tree.get(key, {})) for key in schema})
     refuse_nan(complete)
     sections = {key: entry for key, entry in schema.items() if isinstance(entry, Section | Named)}
     builders = {key: chosen(entry, names.get(key, "")).build for key, entry in sections.items()}
-    return Parsed(complete, flags, builders, {key: _arguments(arguments.get(key, {}), schema[key]) for key in builders})
+    return Parsed(
+        complete,
+        flags,
+        builders,
+        {key: _arguments(arguments.get(key, {}), schema[key]) for key in builders},
+    )
 
 
 def _branches(known: AbstractSet[str], schema: Schema) -> set[str]:
@@ -97,13 +116,17 @@ def _branches(known: AbstractSet[str], schema: Schema) -> set[str]:
     return inner | {key for key, entry in schema.items() if not isinstance(entry, Value)}
 
 
-def _expect_flags(asked: Mapping[str, str], known: AbstractSet[str], branches: AbstractSet[str]) -> None:
+def _expect_flags(
+    asked: Mapping[str, str], known: AbstractSet[str], branches: AbstractSet[str]
+) -> None:
     """Raise for a flag that sets no known key; what lies below a known key is that key's affair."""
     for key in asked:
         parts = key.split(".")
         above = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
         if known.isdisjoint(above) and key not in branches:
-            raise ConfigError(f"unknown flag --{key}", fix=nearest(key, {*known, *SWITCHES, *VALUES}))
+            raise ConfigError(
+                f"unknown flag --{key}", fix=nearest(key, {*known, *SWITCHES, *VALUES})
+            )
 
 
 def _loaded(key: str, text: str, free: Mapping[str, Free]) -> Any:
@@ -113,7 +136,11 @@ def _loaded(key: str, text: str, free: Mapping[str, Free]) -> Any:
 
 def _arguments(section: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
     """What to call the builder with: the section without the name that chose the builder."""
-    return {key: value for key, value in section.items() if key != "name" or not isinstance(entry, Named)}
+    return {
+        key: value
+        for key, value in section.items()
+        if key != "name" or not isinstance(entry, Named)
+    }
 
 
 def _expect_constructible(parsed: Parsed, schema: Schema) -> None:

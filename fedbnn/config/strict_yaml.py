@@ -15,7 +15,9 @@ from fedbnn.errors import ConfigError
 from fedbnn.suggest import did_you_mean
 
 MAX_BYTES = 2**20
-_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+_FLOAT = re.compile(
+    r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+)
 _INTEGER = re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$")
 _SCALARS = (
     ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$")),
@@ -28,13 +30,17 @@ _SCALARS = (
 class _Loader(yaml.SafeLoader):
     """A safe loader with the scalars of YAML 1.2, without aliases and without repeated keys."""
 
-    yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {None: list(_SCALARS)}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {
+        None: list(_SCALARS)
+    }
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         """Refuse aliases: a few of them nested are a file of gigabytes."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="aliases (*name) are not supported", problem_mark=event.start_mark
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -43,9 +49,13 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = self.construct_object(key)
             if not isinstance(name, str):
-                raise yaml.MarkedYAMLError(problem=f"the key {name!r} is not a word", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is not a word", problem_mark=key.start_mark
+                )
             if name in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {name!r} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} stands twice", problem_mark=key.start_mark
+                )
             seen.add(name)
         return super().construct_mapping(node, deep)
 
@@ -60,7 +70,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     """Text with control characters or odd line ends goes in double quotes, where they are escaped."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
+    )
 
 
 def _list_node(dumper: _Dumper, values: list[Any]) -> yaml.SequenceNode:
@@ -81,7 +93,9 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"not valid YAML: {error.problem or error.context}", where + line) from error
+        raise ConfigError(
+            f"not valid YAML: {error.problem or error.context}", where + line
+        ) from error
     except RecursionError as error:
         raise ConfigError("not valid YAML: nested too deeply", where) from error
     except (yaml.YAMLError, ValueError) as error:
@@ -92,9 +106,14 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping in a configuration file."""
     content = parse(_text(path), str(path))
     if content is None:
-        raise ConfigError("the configuration is empty", str(path), "the examples in conf/ show what belongs there")
+        raise ConfigError(
+            "the configuration is empty", str(path), "the examples in conf/ show what belongs there"
+        )
     if not isinstance(content, dict):
-        raise ConfigError(f"the configuration is a {type(content).__name__}, not a mapping of keys to values", str(path))
+        raise ConfigError(
+            f"the configuration is a {type(content).__name__}, not a mapping of keys to values",
+            str(path),
+        )
     return content
 
 
@@ -102,9 +121,15 @@ def _text(path: Path) -> str:
     """The text of a file of reasonable size."""
     if not path.is_file():
         beside = [str(file) for file in path.parent.glob("*.yaml")]
-        raise ConfigError(f"there is no configuration file {path}", fix=did_you_mean(str(path), beside))
+        raise ConfigError(
+            f"there is no configuration file {path}", fix=did_you_mean(str(path), beside)
+        )
     if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(f"the configuration is larger than {MAX_BYTES} bytes", str(path), "is this the right file?")
+        raise ConfigError(
+            f"the configuration is larger than {MAX_BYTES} bytes",
+            str(path),
+            "is this the right file?",
+        )
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -18,7 +18,11 @@ def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tree:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = layered(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            layered(old, value)
+            if isinstance(old, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged
 
 
@@ -32,13 +36,18 @@ def nested(flat: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def expect_known(tree: Mapping[str, Any], known: Collection[str], branches: Collection[str], path: str = "") -> None:
+def expect_known(
+    tree: Mapping[str, Any], known: Collection[str], branches: Collection[str], path: str = ""
+) -> None:
     """Raise for the first key, at any depth, that is not known, and for a branch that holds no keys."""
     for key, value in tree.items():
         full = f"{path}{key}"
         if full in branches:
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{full} is a section with keys of its own, not {shortened(value)}", fix=_members(full, known))
+                raise ConfigError(
+                    f"{full} is a section with keys of its own, not {shortened(value)}",
+                    fix=_members(full, known),
+                )
             expect_known(value, known, branches, f"{full}.")
         elif full not in known:
             raise ConfigError(f"unknown key {full!r}", fix=nearest(full, known))
@@ -49,7 +58,11 @@ def nearest(key: str, known: Collection[str]) -> str:
     parent, _, leaf = key.rpartition(".")
     same = sorted(name for name in known if name.rpartition(".")[2] == leaf)
     prefix = f"{parent}." if parent else ""
-    siblings = {prefix + name.removeprefix(prefix).partition(".")[0] for name in known if name.startswith(prefix)}
+    siblings = {
+        prefix + name.removeprefix(prefix).partition(".")[0]
+        for name in known
+        if name.startswith(prefix)
+    }
     return did_you_mean(same[0] if same else key, same or siblings or known)
 
 
@@ -67,7 +80,10 @@ def shortened(value: object, most: int = 60) -> str:
 
 def nulls_as_text(tree: Mapping[str, Any]) -> Tree:
     """The tree with the word null for each null: jsonargparse checks a word against the type, but lets a null pass."""
-    words = {key: nulls_as_text(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    words = {
+        key: nulls_as_text(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+    }
     return {key: "null" if value is None else value for key, value in words.items()}
 
 

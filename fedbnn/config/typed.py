@@ -50,7 +50,12 @@ def _filled(parser: ArgumentParser, schema: Schema, names: Mapping[str, str]) ->
             continue
         group = parser.add_argument_group(key, _about(entry, names.get(key, "")))
         if isinstance(entry, Named):
-            group.add_argument(f"--{key}.name", type=Literal[tuple(entry.choices)], default=names[key], help=f"or --{key} NAME")
+            group.add_argument(
+                f"--{key}.name",
+                type=Literal[tuple(entry.choices)],
+                default=names[key],
+                help=f"or --{key} NAME",
+            )
         if not isinstance(entry, Free):
             choice = chosen(entry, names.get(key, ""))
             _add_arguments(group, choice.build, key, set(entry.given))
@@ -92,7 +97,9 @@ def _leaves(tree: Namespace, path: str) -> Iterator[str]:
             yield f"{path}{key}"
 
 
-def checked(parser: ArgumentParser, tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def checked(
+    parser: ArgumentParser, tree: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The complete values, and the same with nested dataclasses built; each value has its argument's type."""
     try:
         values = parser.parse_object(nulls_as_text(tree))
@@ -100,4 +107,7 @@ def checked(parser: ArgumentParser, tree: Mapping[str, Any]) -> tuple[dict[str, 
     except (ArgumentError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise ConfigError(oneline(str(error))) from error
     expect_nulls(tree, values.as_dict())
-    return values.as_dict(), {key: vars(value) if isinstance(value, Namespace) else value for key, value in vars(built).items()}
+    return values.as_dict(), {
+        key: vars(value) if isinstance(value, Namespace) else value
+        for key, value in vars(built).items()
+    }

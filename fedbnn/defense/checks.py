@@ -17,10 +17,10 @@ LARGEST = 1e18
 
 
 @dataclass(frozen=True)
-class Call:
+class ExpectedUpdate:
     """What the server asked in one exchange, and so what it may be answered.
 
-    `prior` is the digest of the order; `roll` the images by class of every client asked. `expected` gives the
+    `prior` is the digest of the order; `sample_counts` the images by class of every client asked. `expected` gives the
     tensors of an update that carries rows of these classes, `defect` says why an update cannot be folded, and
     `influence` puts it as a point among the others, and `known` says how long its rows are in the library, by tensor.
     """
@@ -29,14 +29,14 @@ class Call:
     round: int
     exchange: str
     prior: str
-    roll: Mapping[int, Mapping[str, int]]
+    sample_counts: Mapping[int, Mapping[str, int]]
     expected: Callable[[tuple[str, ...]], Spec]
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Tensor]
     known: Callable[[Update], Lengths]
 
 
-def addressed(update: Update, call: Call) -> None:
+def addressed(update: Update, call: ExpectedUpdate) -> None:
     """This run, this round, this exchange, a client that was asked."""
     if update.run != call.run:
         raise Refused("meant for another run")
@@ -44,19 +44,19 @@ def addressed(update: Update, call: Call) -> None:
         raise Refused(f"meant for round {update.round}, this is round {call.round}")
     if update.exchange != call.exchange:
         raise Refused(f"meant for another exchange than {call.exchange}")
-    if update.client not in call.roll:
+    if update.client not in call.sample_counts:
         raise Refused(f"client {update.client} was not asked")
 
 
-def _same_prior(update: Update, call: Call) -> None:
+def _same_prior(update: Update, call: ExpectedUpdate) -> None:
     """It started from what the server sent."""
     if update.prior != call.prior:
         raise Refused("started from another prior")
 
 
-def _same_sites(update: Update, call: Call) -> None:
+def _same_sites(update: Update, call: ExpectedUpdate) -> None:
     """The same tensors with the same shapes and types; rows of classes the client holds."""
-    unknown = [name for name in update.classes if name not in call.roll[update.client]]
+    unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
     spec, found = call.expected(update.classes), update.tensors
@@ -69,7 +69,7 @@ def _same_sites(update: Update, call: Call) -> None:
             raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
 
 
-def _finite(update: Update, _call: Call) -> None:
+def _finite(update: Update, _call: ExpectedUpdate) -> None:
     """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
     for name, tensor in update.tensors.items():
         largest = influence.largest(tensor)
@@ -79,23 +79,33 @@ def _finite(update: Update, _call: Call) -> None:
             raise Refused(f"{name} reaches {largest:.3g}, beyond any weight or precision")
 
 
-def _plausible(update: Update, call: Call) -> None:
-    """No more images than the roll call said, in all and by class."""
-    roll = call.roll[update.client]
-    if not 0 <= update.samples <= sum(roll.values()):
-        raise Refused(f"claims {update.samples} images, the roll call said {sum(roll.values())}")
+def _plausible(update: Update, call: ExpectedUpdate) -> None:
+    """No more images than the announcement said, in all and by class."""
+    sample_counts = call.sample_counts[update.client]
+    if not 0 <= update.samples <= sum(sample_counts.values()):
+        raise Refused(
+            f"claims {update.samples} images, the announcement said {sum(sample_counts.values())}"
+        )
     for name, count in update.counts.items():
-        if not 0 <= count <= roll[name]:
-            raise Refused(f"claims {count} images of {name}, the roll call said {roll[name]}")
+        if not 0 <= count <= sample_counts[name]:
+            raise Refused(
+                f"claims {count} images of {name}, the announcement said {sample_counts[name]}"
+            )
     if update.counts and sum(update.counts.values()) != update.samples:
         raise Refused(f"claims {update.samples} images, but {sum(update.counts.values())} by class")
 
 
-def _foldable(update: Update, call: Call) -> None:
+def _foldable(update: Update, call: ExpectedUpdate) -> None:
     """The method's own condition: the folded precision is positive."""
     reason = call.defect(update)
     if reason is not None:
         raise Refused(reason)
 
 
-CHECKS: tuple[Callable[[Update, Call], None], ...] = (_same_prior, _same_sites, _finite, _plausible, _foldable)
+CHECKS: tuple[Callable[[Update, ExpectedUpdate], None], ...] = (
+    _same_prior,
+    _same_sites,
+    _finite,
+    _plausible,
+    _foldable,
+)

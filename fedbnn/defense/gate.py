@@ -13,14 +13,14 @@ from math import ceil, inf, isfinite
 import torch
 
 from fedbnn.defense import influence
-from fedbnn.defense.checks import CHECKS, Call, Lengths, addressed
+from fedbnn.defense.checks import CHECKS, ExpectedUpdate, Lengths, addressed
 from fedbnn.defense.updates import Refused, read_update
 from fedbnn.errors import ConfigError, FederationError
-from fedbnn.messages import Failure, Reply, Update
+from fedbnn.messages import Failure, FitResult, Update
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import MEMORY, Spool
 
-__all__ = ["Admission", "Call", "Gate"]
+__all__ = ["Candidates", "ExpectedUpdate", "Gate"]
 TRAIN = "train"
 
 
@@ -50,9 +50,13 @@ class Gate:
             if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be above 0, not {value}", f"gate.{name}")
         if self.influence_cap is not None and self.influence_cap < 1:
-            raise ConfigError(f"influence_cap must be at least 1, not {self.influence_cap}", "gate.influence_cap")
+            raise ConfigError(
+                f"influence_cap must be at least 1, not {self.influence_cap}", "gate.influence_cap"
+            )
         if self.keep_rejected < 0:
-            raise ConfigError(f"keep_rejected must not be below 0, not {self.keep_rejected}", "gate.keep_rejected")
+            raise ConfigError(
+                f"keep_rejected must not be below 0, not {self.keep_rejected}", "gate.keep_rejected"
+            )
 
     def needed(self, asked: int) -> int:
         """How many of the clients asked must be accepted; never less than one."""
@@ -60,14 +64,14 @@ class Gate:
 
 
 @dataclass
-class Admission:
+class Candidates:
     """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust) in client order.
 
     `failed` and `refused` say by client what was not folded and why, `pulls` how far each stood from the others.
     """
 
     gate: Gate
-    call: Call
+    call: ExpectedUpdate
     spool: Spool
     rejected: Rejected
     failed: dict[int, str] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class Admission:
     _read: dict[int, Update] = field(default_factory=dict)
     _room: int = MEMORY
 
-    def admit(self, answer: Reply | Failure) -> bool:
+    def admit(self, answer: FitResult | Failure) -> bool:
         """Accept an answer for folding, or note by name why not."""
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
@@ -100,11 +104,13 @@ class Admission:
             self._read[update.client] = update
         return True
 
-    def _checked(self, reply: Reply) -> Update:
+    def _checked(self, reply: FitResult) -> Update:
         """The update, after every check that needs no other client."""
         limit = self.gate.max_megabytes * 2**20
         if len(reply.update) > limit:
-            raise Refused(f"too large: {len(reply.update) / 2**20:.1f} MB, the cap is {self.gate.max_megabytes:g} MB")
+            raise Refused(
+                f"too large: {len(reply.update) / 2**20:.1f} MB, the cap is {self.gate.max_megabytes:g} MB"
+            )
         update = read_update(reply.update)
         addressed(update, self.call)
         self._hear(update, reply)
@@ -114,7 +120,7 @@ class Admission:
             self._place(update)
         return update
 
-    def _hear(self, update: Update, reply: Reply) -> None:
+    def _hear(self, update: Update, reply: FitResult) -> None:
         """Each client speaks for itself, once, and before it has been given up."""
         if update.client != reply.client:
             raise Refused(f"claims to be client {update.client}")
@@ -131,7 +137,10 @@ class Admission:
             raise Refused("its influence is not finite")
         self.spool.beside("points").put(update.client, point.view(torch.uint8).numpy().data)
         if self.call.exchange == TRAIN and update.samples:
-            self._rows[update.client], self._known[update.client] = influence.row_lengths(update.tensors), self.call.known(update)
+            self._rows[update.client], self._known[update.client] = (
+                influence.row_lengths(update.tensors),
+                self.call.known(update),
+            )
 
     def _refuse(self, client: int, payload: bytes, reason: str) -> None:
         self.refused[client] = reason
@@ -149,7 +158,11 @@ class Admission:
         squares = influence.squared_distances(self.spool.beside("points"), clients)
         pulls = influence.pulls(squares, [self._samples[client] for client in clients])
         self.pulls = dict(zip(clients, pulls, strict=True))
-        moved = [client for client, length in zip(clients, squares[:-1, -1].tolist(), strict=True) if length]
+        moved = [
+            client
+            for client, length in zip(clients, squares[:-1, -1].tolist(), strict=True)
+            if length
+        ]
         for client, pull in self.pulls.items():
             long, name = influence.row_ratio(self._rows, moved, client, self._known.get(client, {}))
             near, usual = influence.trust(pull, cap), influence.trust(long, influence.LONG)
@@ -157,7 +170,10 @@ class Admission:
             if not usual:
                 self._expel(client, f"its {name} are {long:.3g} times as long as usual")
             elif not self.trust[client]:
-                self._expel(client, f"influence {pull:.3g} times the error of the others, the cap is {cap:g}")
+                self._expel(
+                    client,
+                    f"influence {pull:.3g} times the error of the others, the cap is {cap:g}",
+                )
 
     def _expel(self, client: int, reason: str) -> None:
         self._refuse(client, self.spool[client], reason)
@@ -166,13 +182,17 @@ class Admission:
         self._read.pop(client, None)
 
     def _insist_on_quorum(self) -> None:
-        asked = len(self.call.roll)
+        asked = len(self.call.sample_counts)
         needed = self.gate.needed(asked)
         if len(self.trust) < needed:
             lost = {**self.failed, **self.refused}
             reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
             what = f"round {self.call.round}: {len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
-            raise FederationError(what, reasons, "nothing was changed; resume when the clients are well, or lower gate.quorum")
+            raise FederationError(
+                what,
+                reasons,
+                "nothing was changed; resume when the clients are well, or lower gate.quorum",
+            )
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         for client, trust in self.trust.items():

@@ -1,6 +1,6 @@
 """How far one update may move the fold: clients are compared with each other, and who stands apart counts less.
 
-The trunk of every update is a point x_k in a space all clients share (`influence_of_factor`, `influence_of_point`).
+The backbone of every update is a point x_k in a space all clients share (`influence_of_factor`, `influence_of_point`).
 With the lower median over the others of K clients that moved at all, and n_k images,
 
     s_k = median_j |x_k - x_j|                       how far client k stands from a typical other
@@ -50,7 +50,9 @@ def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
     return torch.hardshrink(value - prior, ROUNDING * largest(prior)).flatten().float()
 
 
-def influence_of_factor(prior_loc: Tensor, prior_scale: Tensor, d_precision: Tensor, d_info: Tensor) -> Tensor:
+def influence_of_factor(
+    prior_loc: Tensor, prior_scale: Tensor, d_precision: Tensor, d_info: Tensor
+) -> Tensor:
     """x = ((d_info - d_precision m_0) s_0,  d_precision s_0^2 / sqrt(2)), for a Gaussian factor on the prior N(m_0, s_0^2).
 
     The natural parameters with the prior mean as origin, in units of the prior: for a small step |x|^2 / 2 is the
@@ -61,7 +63,11 @@ def influence_of_factor(prior_loc: Tensor, prior_scale: Tensor, d_precision: Ten
     pull, certainty = point = torch.empty(2, *d_info.shape)
     torch.addcmul(d_info, d_precision, prior_loc, value=-1, out=pull).mul_(prior_scale)
     torch.mul(d_precision, prior_scale, out=certainty).mul_(prior_scale)
-    rounded = ROUNDING * (1 + largest(prior_loc) / float(prior_scale.amin())) if prior_loc.numel() else 0.0
+    rounded = (
+        ROUNDING * (1 + largest(prior_loc) / float(prior_scale.amin()))
+        if prior_loc.numel()
+        else 0.0
+    )
     torch.hardshrink(pull, rounded, out=pull)
     torch.hardshrink(certainty, ROUNDING, out=certainty).mul_(math.sqrt(0.5))
     return point.flatten()
@@ -78,7 +84,10 @@ def squared_distances(points: Spool, clients: Sequence[int]) -> Tensor:
     products = torch.zeros(len(clients) + 1, len(clients) + 1, dtype=torch.float64)
     start, width = 0, max(1, CHUNK // max(1, len(clients))) * FLOAT
     while clients:
-        slices = [np.frombuffer(points.part(client, start, start + width), np.float32) for client in clients]
+        slices = [
+            np.frombuffer(points.part(client, start, start + width), np.float32)
+            for client in clients
+        ]
         if not slices[0].size:
             break
         matrix = torch.from_numpy(np.array(slices, np.float64))
@@ -95,7 +104,9 @@ def pulls(squares: Tensor, samples: Sequence[int]) -> list[float]:
     moved = [k for k in clients if samples[k] and norms[k]]
     others = [[j for j in moved if j != k] for k in clients]
     far = [_median([float(distances[k, j]) for j in others[k]]) for k in clients]
-    ratios = [_ratio(far[k], [far[j] for j in others[k]], [norms[j] for j in others[k]]) for k in clients]
+    ratios = [
+        _ratio(far[k], [far[j] for j in others[k]], [norms[j] for j in others[k]]) for k in clients
+    ]
     few = [min(1.0, samples[k] / (_median([samples[j] for j in others[k]]) or 1)) for k in clients]
     return [ratios[k] * math.sqrt(2 / (len(others[k]) + 1) * few[k]) for k in clients]
 
@@ -112,7 +123,11 @@ def _ratio(far: float, others: Sequence[float], norms: Sequence[float]) -> float
 
 def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """l_c of every row tensor that is judged."""
-    return {name: tensors[name].norm(dim=1).tolist() for name in ROWS if name in tensors and len(tensors[name])}
+    return {
+        name: tensors[name].norm(dim=1).tolist()
+        for name in ROWS
+        if name in tensors and len(tensors[name])
+    }
 
 
 def known_lengths(scales: Tensor) -> list[float]:
@@ -121,21 +136,37 @@ def known_lengths(scales: Tensor) -> list[float]:
 
 
 def row_ratio(
-    lengths: Mapping[int, Mapping[str, Sequence[float]]], moved: Sequence[int], client: int, known: Mapping[str, Sequence[float]]
+    lengths: Mapping[int, Mapping[str, Sequence[float]]],
+    moved: Sequence[int],
+    client: int,
+    known: Mapping[str, Sequence[float]],
 ) -> tuple[float, str]:
     """The largest v_k of a client over its row tensors, and which one it is; 0 with fewer than two to compare it with."""
-    found, others = [(0.0, "")], [lengths[other] for other in moved if other != client and other in lengths]
+    found, others = (
+        [(0.0, "")],
+        [lengths[other] for other in moved if other != client and other in lengths],
+    )
     for name, own in lengths.get(client, {}).items():
-        typical = _typical_length([theirs[name] for theirs in others if name in theirs], alone=len(own) == 1)
+        typical = _typical_length(
+            [theirs[name] for theirs in others if name in theirs], alone=len(own) == 1
+        )
         if typical:
             there = known.get(name, [0.0] * len(own))
-            found.append((max(length / max(typical, old) for length, old in zip(own, there, strict=True)), name))
+            found.append(
+                (
+                    max(length / max(typical, old) for length, old in zip(own, there, strict=True)),
+                    name,
+                )
+            )
     return max(found)
 
 
 def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
     """The yardstick for a client with one class (`alone`) or several; 0 with fewer than two to take it from."""
-    everybody, several = [_median(rows) for rows in others], [_median(rows) for rows in others if len(rows) > 1]
+    everybody, several = (
+        [_median(rows) for rows in others],
+        [_median(rows) for rows in others if len(rows) > 1],
+    )
     if len(several) >= 2:
         return max(_median(several), _median(everybody))
     return _median(everybody) if alone and len(everybody) >= 2 else 0.0

@@ -11,7 +11,7 @@ import torch
 
 from fedbnn.errors import ConfigError
 from fedbnn.evaluation import diagnostics, metrics
-from fedbnn.evaluation.judging import REGIMES, Judged, Predictor, TaskLike, judge
+from fedbnn.evaluation.predictions import REGIMES, Predictions, Predictor, TaskLike, judge
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator
 
@@ -69,7 +69,14 @@ class Evaluation:
     both_heads: bool = False
 
     def __post_init__(self) -> None:
-        least = {"every": 0, "images": 1, "tasks_every": 1, "novelty_images": 0, "batch_size": 1, "samples": 1}
+        least = {
+            "every": 0,
+            "images": 1,
+            "tasks_every": 1,
+            "novelty_images": 0,
+            "batch_size": 1,
+            "samples": 1,
+        }
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
@@ -86,23 +93,39 @@ class Evaluation:
         return often or round == stream.rounds or round in stream.task_ends()
 
 
-def evaluate_round(predictor: Predictor, stream: Stream, round: int, settings: Evaluation) -> dict[str, object]:
+def evaluate_round(
+    predictor: Predictor, stream: Stream, round: int, settings: Evaluation
+) -> dict[str, object]:
     """The evaluated part of this round's metrics line: `fon`, `tasks`, `novelty`, `seen_classes`, `diagnostics`."""
     with torch.inference_mode():
-        fon = _focus_on_now(predictor, stream, round, settings) if settings.now(round, stream) else None
-        full = _full(predictor, stream, round, settings) if settings.full(round, stream) else _not_evaluated(stream)
+        fon = (
+            _focus_on_now(predictor, stream, round, settings)
+            if settings.now(round, stream)
+            else None
+        )
+        full = (
+            _full(predictor, stream, round, settings)
+            if settings.full(round, stream)
+            else _not_evaluated(stream)
+        )
     return {"fon": fon, **full, "seen_classes": len(predictor.classes)}
 
 
-def _focus_on_now(predictor: Predictor, stream: Stream, round: int, settings: Evaluation) -> dict[str, float]:
+def _focus_on_now(
+    predictor: Predictor, stream: Stream, round: int, settings: Evaluation
+) -> dict[str, float]:
     """Accuracy in both regimes on the current mixture; an image is judged in the first current task that has its class."""
     images, right = stream.test_now(round, settings.images), dict.fromkeys(REGIMES, 0.0)
     left = torch.ones(len(images), dtype=torch.bool)
-    for task in (task for task, share in zip(stream.tasks, stream.shares(round), strict=True) if share > 0):
+    for task in (
+        task for task, share in zip(stream.tasks, stream.shares(round), strict=True) if share > 0
+    ):
         mine = left & torch.tensor([name in task.classes for name in images.classes])[images.labels]
         left = left & ~mine
         if mine.any():
-            judged = judge(predictor, images.subset(mine.nonzero().flatten()), task, settings.batch_size)
+            judged = judge(
+                predictor, images.subset(mine.nonzero().flatten()), task, settings.batch_size
+            )
             for name in REGIMES:
                 right[name] += metrics.quality(*judged.regime(name)).accuracy * len(judged.labels)
     return {name: total / len(images) for name, total in right.items()}
@@ -114,19 +137,28 @@ def begun(stream: Stream, round: int) -> list[bool]:
     return [any(share > 0 for share in column) for column in zip(*shares, strict=True)]
 
 
-def _full(predictor: Predictor, stream: Stream, round: int, settings: Evaluation) -> dict[str, object]:
+def _full(
+    predictor: Predictor, stream: Stream, round: int, settings: Evaluation
+) -> dict[str, object]:
     """Every task begun, on its full test set; and whether images of classes never seen look strange."""
     judged = [
         _judged(predictor, stream, number, stream.test(number), settings) if started else None
         for number, started in enumerate(begun(stream, round))
     ]
     known = [one for one in judged if one is not None]
-    strange = [_strangers(predictor, stream, number, settings) for number, one in enumerate(judged) if one is None]
+    strange = [
+        _strangers(predictor, stream, number, settings)
+        for number, one in enumerate(judged)
+        if one is None
+    ]
     everything = known + [one for one in strange if one is not None]
     return {
         "tasks": [None if one is None else _task_line(one) for one in judged],
         "novelty": diagnostics.novelty(everything),
-        "diagnostics": {"reliability": diagnostics.reliability(known), "uncertainty": diagnostics.uncertainty(everything)},
+        "diagnostics": {
+            "reliability": diagnostics.reliability(known),
+            "uncertainty": diagnostics.uncertainty(everything),
+        },
     }
 
 
@@ -134,21 +166,32 @@ def _not_evaluated(stream: Stream) -> dict[str, object]:
     return {"tasks": [None] * len(stream.tasks), "novelty": None, "diagnostics": None}
 
 
-def _strangers(predictor: Predictor, stream: Stream, task: int, settings: Evaluation) -> Judged | None:
+def _strangers(
+    predictor: Predictor, stream: Stream, task: int, settings: Evaluation
+) -> Predictions | None:
     """Some images of a task not begun yet, the same ones in every round and run."""
     images = stream.test(task)
-    chosen = torch.randperm(len(images), generator=generator(0, "novelty", task))[: settings.novelty_images]
+    chosen = torch.randperm(len(images), generator=generator(0, "novelty", task))[
+        : settings.novelty_images
+    ]
     return _judged(predictor, stream, task, images.subset(chosen), settings)
 
 
-def _judged(predictor: Predictor, stream: Stream, task: int, images: ImageSet, settings: Evaluation) -> Judged | None:
+def _judged(
+    predictor: Predictor, stream: Stream, task: int, images: ImageSet, settings: Evaluation
+) -> Predictions | None:
     """Predictions for images of one task, if there are any."""
-    return judge(predictor, images, stream.tasks[task], settings.batch_size) if len(images) else None
+    return (
+        judge(predictor, images, stream.tasks[task], settings.batch_size) if len(images) else None
+    )
 
 
-def _task_line(judged: Judged) -> dict[str, object]:
+def _task_line(judged: Predictions) -> dict[str, object]:
     """One entry of `tasks` in the metrics line."""
     regimes = {name: judged.regime(name) for name in REGIMES}
-    chance = {name: metrics.chance(labels, probabilities.shape[1]) for name, (probabilities, labels) in regimes.items()}
+    chance = {
+        name: metrics.chance(labels, probabilities.shape[1])
+        for name, (probabilities, labels) in regimes.items()
+    }
     qualities = {name: metrics.quality(*regime).as_dict() for name, regime in regimes.items()}
     return {"images": len(judged.labels), **qualities, "chance": chance}

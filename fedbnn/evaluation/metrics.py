@@ -43,7 +43,12 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
     if probabilities.shape[1] == 0:
         return BLIND
     known, target = _with_unknown(probabilities, labels)
-    return Quality(accuracy(probabilities, labels), nll(known, target), brier(known, target), ece(known, target))
+    return Quality(
+        accuracy(probabilities, labels),
+        nll(known, target),
+        brier(known, target),
+        ece(known, target),
+    )
 
 
 def _with_unknown(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +76,9 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """sum_b n_b/n |accuracy_b - confidence_b| over equal bins of the highest probability."""
     classes = max(probabilities.shape[1], 2)
-    return float(multiclass_calibration_error(probabilities, labels, classes, n_bins=bins, norm="l1"))
+    return float(
+        multiclass_calibration_error(probabilities, labels, classes, n_bins=bins, norm="l1")
+    )
 
 
 def chance(labels: Tensor, columns: int) -> float:
@@ -104,9 +111,16 @@ def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict
     confidence, guess = pad(probabilities, (0, 1)).double().max(-1)
     place = (confidence * bins).ceil().long().clamp(1, bins) - 1
     count = torch.bincount(place, minlength=bins)
-    sums = [torch.bincount(place, weights=value, minlength=bins) for value in (confidence, (guess == labels).double())]
+    sums = [
+        torch.bincount(place, weights=value, minlength=bins)
+        for value in (confidence, (guess == labels).double())
+    ]
     mean_confidence, right = (total / count.clamp(min=1) for total in sums)
-    return {"images": count.tolist(), "confidence": mean_confidence.tolist(), "accuracy": right.tolist()}
+    return {
+        "images": count.tolist(),
+        "confidence": mean_confidence.tolist(),
+        "accuracy": right.tolist(),
+    }
 
 
 def diagonal(matrix: Sequence[Row]) -> list[float | None]:

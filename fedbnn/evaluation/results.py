@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedbnn.evaluation import metrics
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 
 Line = Mapping[str, Any]
 Values = list[float | None]
@@ -41,7 +41,9 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
         **({"linear": _qualities(second, facts)} if second else {}),
         **_costs(lines),
         "shares": [list(line.get("shares") or []) for line in lines],
-        "posterior": [{"round": line["round"], **line["posterior"]} for line in lines if line.get("posterior")],
+        "posterior": [
+            {"round": line["round"], **line["posterior"]} for line in lines if line.get("posterior")
+        ],
     }
 
 
@@ -51,7 +53,10 @@ def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
     regimes = {name: _regime(by_round, facts, name) for name in REGIMES}
     return {
         **regimes,
-        "fon": {name: [_focus(by_round.get(number), name) for number in range(1, facts.rounds + 1)] for name in REGIMES},
+        "fon": {
+            name: [_focus(by_round.get(number), name) for number in range(1, facts.rounds + 1)]
+            for name in REGIMES
+        },
         **{name: regimes["class_agnostic"][name] for name in CALIBRATION},
         "novelty": _novelty(lines),
     }
@@ -83,7 +88,10 @@ def _task_values(line: Line | None, facts: Facts, regime: str, name: str) -> Val
 
 def _chance(by_round: Mapping[int, Line], facts: Facts, regime: str) -> dict[str, Any]:
     """Chance level beside each @TS and each @Fin."""
-    own = [_task_values(by_round.get(end), facts, "chance", regime)[task] for task, end in enumerate(facts.task_ends)]
+    own = [
+        _task_values(by_round.get(end), facts, "chance", regime)[task]
+        for task, end in enumerate(facts.task_ends)
+    ]
     fin = _task_values(by_round.get(facts.rounds), facts, "chance", regime)
     return {"ts": own, "fin": fin, "avg_ts": metrics.average(own), "avg_fin": metrics.average(fin)}
 
@@ -95,22 +103,37 @@ def _focus(line: Line | None, regime: str) -> float | None:
 def _novelty(lines: Sequence[Line]) -> dict[str, Any] | None:
     """Mean AUROC over the evaluations that had unseen classes, and each of them."""
     found = [{"round": line["round"], **line["novelty"]} for line in lines if line.get("novelty")]
-    means = {name: metrics.average([one[name] for one in found]) for name in ("entropy", "mutual_information")}
+    means = {
+        name: metrics.average([one[name] for one in found])
+        for name in ("entropy", "mutual_information")
+    }
     return {**means, "by_round": found} if found else None
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, Any]:
-    """Time, traffic, and updates that did not count, summed over the rounds."""
+    """Time, stats, and updates that did not count, summed over the rounds."""
     parts = sorted({part for line in lines for part in line.get("seconds", {})})
-    by_part = {part: sum(line.get("seconds", {}).get(part, 0.0) for line in lines) for part in parts}
+    by_part = {
+        part: sum(line.get("seconds", {}).get(part, 0.0) for line in lines) for part in parts
+    }
     return {
         "seconds": by_part.get("round", 0.0),
         "seconds_by_part": by_part,
         "bytes_up": sum(line.get("bytes_up", 0) for line in lines),
         "bytes_down": sum(line.get("bytes_down", 0) for line in lines),
-        "bytes_by_round": {way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")},
-        "refused": [_incident(line, client, why) for line in lines for client, why in (line.get("refused") or {}).items()],
-        "failed": [_incident(line, client, why) for line in lines for client, why in (line.get("failed") or {}).items()],
+        "bytes_by_round": {
+            way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")
+        },
+        "refused": [
+            _incident(line, client, why)
+            for line in lines
+            for client, why in (line.get("refused") or {}).items()
+        ],
+        "failed": [
+            _incident(line, client, why)
+            for line in lines
+            for client, why in (line.get("failed") or {}).items()
+        ],
     }
 
 

@@ -16,7 +16,7 @@ class LocalTraining:
         momentum: momentum of sgd.
         epochs: passes over the data of the round.
         batch_size: images per step.
-        warmup_epochs: passes with the trunk frozen that fit rows of classes nobody has met before.
+        warmup_epochs: passes with the backbone frozen that fit rows of classes nobody has met before.
         warmup_lr: learning rate of those passes.
     """
 
@@ -31,6 +31,8 @@ class LocalTraining:
     def __post_init__(self) -> None:
         for name in ("lr", "warmup_lr", "epochs", "batch_size"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}", f"client.{name}")
+                raise ConfigError(
+                    f"{name} must be above 0, not {getattr(self, name)}", f"client.{name}"
+                )
         if self.warmup_epochs < 0 or not 0 <= self.momentum < 1:
             raise ConfigError("warmup_epochs must be at least 0 and momentum in [0, 1)", "client")

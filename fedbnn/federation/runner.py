@@ -7,21 +7,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedbnn import deploy
-from fedbnn.bayes.layout import Layout
+from fedbnn import export
+from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Gate
-from fedbnn.deploy import Card
 from fedbnn.errors import FedBNNError
-from fedbnn.evaluation import diagnostics, personal, results
+from fedbnn.evaluation import diagnostics, per_client, results
 from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
 from fedbnn.evaluation.posteriors import scale_quantiles
 from fedbnn.evaluation.results import Facts
-from fedbnn.federation import rounds
+from fedbnn.export import Card
+from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
 from fedbnn.heads.places import without_places
 from fedbnn.heads.predictor import Predictor
 from fedbnn.methods import Method
-from fedbnn.report import report
+from fedbnn.report import page as report
 from fedbnn.state import State
 from fedbnn.storage import environment, records, runs
 from fedbnn.storage.ledger import Ledger
@@ -30,14 +30,24 @@ from fedbnn.tracking.console import Console
 from fedbnn.tracking.logs import logging_to
 from fedbnn.tracking.tracking import Track, Tracker
 
-MAY_DIFFER = ("engine", "track", "run_dir", "name", "beside", "trainer", "stream.data_dir", "stream.cache_dir", "stream.download")
+MAY_DIFFER = (
+    "engine",
+    "track",
+    "run_dir",
+    "name",
+    "beside",
+    "trainer",
+    "stream.data_dir",
+    "stream.cache_dir",
+    "stream.download",
+)
 Json = Mapping[str, Any]
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All the parts of one run, made by the composition root. `trunk` builds a network for evaluation."""
+    """All the parts of one run, made by the composition root. `backbone` builds a network for evaluation."""
 
     config: Json
     yaml: str
@@ -75,10 +85,17 @@ def _open(plan: Plan, ledger: Ledger, console: Console) -> None:
     """Start a new directory or check that this configuration may go on in it."""
     if plan.resumed:
         runs.resume(ledger, plan.config, MAY_DIFFER)
-        state = "is already complete" if runs.finished(ledger) else f"goes on after round {ledger.round}"
+        state = (
+            "is already complete"
+            if runs.finished(ledger)
+            else f"goes on after round {ledger.round}"
+        )
         console.say(f"{plan.run_dir} {state}")
     else:
-        files = {"config.yaml": plan.yaml.encode(), "env.json": records.pretty(environment.environment())}
+        files = {
+            "config.yaml": plan.yaml.encode(),
+            "env.json": records.pretty(environment.environment()),
+        }
         runs.start(ledger, plan.config, files)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
@@ -91,12 +108,20 @@ def _play(plan: Plan, ledger: Ledger, console: Console, stack: ExitStack) -> Non
     committed = ledger.latest()
     console.card(_card(plan))
     name = f"{plan.config['method']['name']}-{plan.config['seed']}"
-    tracker.start(plan.config, str(plan.config["name"]), name, ledger.round, committed.record if committed else None)
+    tracker.start(
+        plan.config,
+        str(plan.config["name"]),
+        name,
+        ledger.round,
+        committed.record if committed else None,
+    )
     LOG.info("%s begins after round %d of %d", name, ledger.round, plan.stream.rounds)
     with console, _failure_logged():
         engine = plan.engine()
         stack.callback(engine.close)
-        state = rounds.run(_federation(plan, ledger, engine, (_Records(tracker), console)), plan.initial)
+        state = server.run(
+            _federation(plan, ledger, engine, (_Records(tracker), console)), plan.initial
+        )
     _leave(plan, state, tracker, ledger)
     LOG.info("%s is complete", name)
 
@@ -111,11 +136,13 @@ def _failure_logged() -> Iterator[None]:
         raise
 
 
-def _federation(plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[rounds.Watcher]) -> rounds.Federation:
+def _federation(
+    plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[server.Watcher]
+) -> server.Federation:
     """The parts the server loop needs."""
-    return rounds.Federation(
+    return server.Federation(
         run=f"{plan.config['name']}-{plan.config['seed']}",
-        stream=plan.method.audience(plan.stream),
+        stream=plan.method.stream(plan.stream),
         method=plan.method,
         layout=plan.layout,
         engine=engine,
@@ -142,13 +169,20 @@ class _Records:
     def round_done(self, record: Json) -> None:
         """The line of the round; in the log also each client that did not count, with the reason."""
         self.tracker.round(record)
-        LOG.info("round %d: %d clients, %d images", record["round"], len(record["clients"]), record["samples"])
+        LOG.info(
+            "round %d: %d clients, %d images",
+            record["round"],
+            len(record["clients"]),
+            record["samples"],
+        )
         for kind in ("failed", "refused"):
             for client, reason in record[kind].items():
                 LOG.warning("round %d: client %s %s: %s", record["round"], client, kind, reason)
 
 
-def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, bytes]) -> dict[str, Any]:
+def _evaluate(
+    plan: Plan, state: State, number: int, privates: Mapping[int, bytes]
+) -> dict[str, Any]:
     """The evaluated part of a record; client by client when the rows stay with the clients."""
     if plan.method.share == "global":
         found = _judged(plan, state, number)
@@ -156,8 +190,10 @@ def _evaluate(plan: Plan, state: State, number: int, privates: Mapping[int, byte
             found["linear"] = _judged(plan, without_places(state), number)
     else:
         own = {client: State.from_bytes(payload) for client, payload in privates.items()}
-        states = [personal.joined(state, library) for library in own.values()]
-        found = personal.evaluate([_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation)
+        states = [per_client.joined(state, library) for library in own.values()]
+        found = per_client.evaluate(
+            [_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation
+        )
     return {**found, "posterior": scale_quantiles(state)}
 
 
@@ -167,7 +203,9 @@ def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
 
 def _predictor(plan: Plan, state: State) -> Predictor:
     samples, seed = plan.evaluation.samples, int(plan.config["seed"])
-    return Predictor(deploy.build_trunk(plan.card), plan.layout, state, samples, seed, plan.card.reading)
+    return Predictor(
+        export.build_backbone(plan.card), plan.layout, state, samples, seed, plan.card.reading
+    )
 
 
 def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:
@@ -177,7 +215,9 @@ def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:
     records.write_json(plan.run_dir / "results.json", found)
     records.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
     if plan.method.share == "global":
-        deploy.save_model(plan.run_dir, replace(plan.card, classes=state.classes), state, plan.layout)
+        export.save_model(
+            plan.run_dir, replace(plan.card, classes=state.classes), state, plan.layout
+        )
     tracker.finish(found, report.write_run(plan.run_dir).figures)
 
 
@@ -207,7 +247,11 @@ def _card(plan: Plan) -> dict[str, str]:
     """What will happen, for the start-up card."""
     stream, config = plan.stream, plan.config
     section = config["stream"]
-    sources = section["sources"] if isinstance(section["sources"], str) else " -> ".join(section["sources"])
+    sources = (
+        section["sources"]
+        if isinstance(section["sources"], str)
+        else " -> ".join(section["sources"])
+    )
     shape = "x".join(map(str, plan.card.image_shape))
     kind = f"{section['incremental']}-incremental {sources}, {len(stream.tasks)} tasks, {section['schedule']}"
     took = f"{section['clients_per_round']} a round, {stream.rounds} rounds, {section['partition']}"

@@ -69,17 +69,28 @@ class Discriminant:
         values, vectors = torch.linalg.eigh((places.scatter + places.scatter.T) / (2 * weight))
         values = values.clamp_min(0)
         share, level = shrinkage(values.diag(), weight), float(values.mean()) or 1.0
-        whiten = vectors * ((1 - share) * values + share * level).clamp_min(SMALLEST * level).rsqrt()
+        whiten = (
+            vectors * ((1 - share) * values + share * level).clamp_min(SMALLEST * level).rsqrt()
+        )
         count = places.count[rows]
         log_prior = count.log1p() if reading.prior == "frequency" else torch.zeros_like(count)
         spread = 1 + 1 / count.clamp_min(1e-6)
-        return cls(whiten, places.mean[rows] @ whiten, spread, weight, reading.temperature, log_prior)
+        return cls(
+            whiten, places.mean[rows] @ whiten, spread, weight, reading.temperature, log_prior
+        )
 
     def scores(self, features: Tensor) -> Tensor:
         """Log-scores (n, C) of features (n, d): log p(f | c) / temperature + log p(c), up to constants."""
         white = features.double() @ self.whiten
-        squares = white.square().sum(1, keepdim=True) - 2 * white @ self.means.T + self.means.square().sum(1)
+        squares = (
+            white.square().sum(1, keepdim=True)
+            - 2 * white @ self.means.T
+            + self.means.square().sum(1)
+        )
         distance = squares.clamp_min(0) / self.spread
         width = white.shape[1]
-        logs = -0.5 * (self.freedom + width) * torch.log1p(distance / self.freedom) - 0.5 * width * self.spread.log()
+        logs = (
+            -0.5 * (self.freedom + width) * torch.log1p(distance / self.freedom)
+            - 0.5 * width * self.spread.log()
+        )
         return (logs / self.temperature + self.log_prior).float()

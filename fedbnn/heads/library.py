@@ -17,7 +17,9 @@ def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
     zeros = torch.zeros(len(new), width)
     grown = {
         "rows": torch.cat([state["rows"], zeros]),
-        "rows.samples": torch.cat([state["rows.samples"], torch.zeros(len(new), dtype=torch.float64)]),
+        "rows.samples": torch.cat(
+            [state["rows.samples"], torch.zeros(len(new), dtype=torch.float64)]
+        ),
     }
     if "rows.scale" in state and scale is not None:
         grown["rows.scale"] = torch.cat([state["rows.scale"], torch.full_like(zeros, scale)])
@@ -27,7 +29,11 @@ def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
 
 def trained(state: State) -> tuple[str, ...]:
     """Classes whose row has been folded at least once."""
-    return tuple(name for name, count in zip(state.classes, state["rows.samples"].tolist(), strict=True) if count > 0)
+    return tuple(
+        name
+        for name, count in zip(state.classes, state["rows.samples"].tolist(), strict=True)
+        if count > 0
+    )
 
 
 def fresh(state: State, classes: tuple[str, ...]) -> Tensor:

@@ -2,13 +2,13 @@
 
 Features of class c are N(m_c, S) with one covariance S for all; with a Normal-inverse-Wishart posterior the sums of
 sufficient statistics over clients are the product of their likelihoods, exactly and in any order. Clients send, under
-the new trunk and beside the features g under the trunk the round began with,
+the new backbone and beside the features g under the backbone the round began with,
 
     n_c, s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
 
 (of M and A, which are symmetric, the upper triangle).
 
-The trunk moves, so the places of absent classes go stale. The ridge map W from old to new features, which prefers
+The backbone moves, so the places of absent classes go stale. The ridge map W from old to new features, which prefers
 the identity, carries all of them along: no boundary, no replay, no generator.
 
     (A + r I) W = B + r [I; 0]          m_c <- [m_c 1] W          S <- W_d^T S W_d
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.influence import influence_of_point
 from fedbnn.heads import triangles
 from fedbnn.images import ImageSet
@@ -45,12 +45,22 @@ class Places:
     @classmethod
     def of(cls, state: State, width: int) -> "Places":
         """The places in a state, with empty ones for classes that have none yet."""
-        missing = len(state.classes) - (len(state["places.count"]) if "places.count" in state else 0)
+        missing = len(state.classes) - (
+            len(state["places.count"]) if "places.count" in state else 0
+        )
         zeros = torch.zeros(missing, width, dtype=torch.float64)
         if "places.count" not in state:
             square = torch.zeros(width, width, dtype=torch.float64)
-            return cls(zeros, torch.zeros(missing, dtype=torch.float64), square, torch.zeros(1, dtype=torch.float64))
-        mean, count = torch.cat([state["places.mean"], zeros]), torch.cat([state["places.count"], zeros[:, 0]])
+            return cls(
+                zeros,
+                torch.zeros(missing, dtype=torch.float64),
+                square,
+                torch.zeros(1, dtype=torch.float64),
+            )
+        mean, count = (
+            torch.cat([state["places.mean"], zeros]),
+            torch.cat([state["places.count"], zeros[:, 0]]),
+        )
         return cls(mean, count, state["places.scatter"], state["places.weight"])
 
     def tensors(self) -> dict[str, Tensor]:
@@ -77,10 +87,18 @@ class Places:
         old = torch.where(met, decay * self.count, self.count)
         count = old + new.count
         fresh = new.sum / new.count.clamp_min(1e-300)[:, None]
-        mean = torch.where(met[:, None], (old[:, None] * self.mean + new.sum) / count.clamp_min(1e-300)[:, None], self.mean)
+        mean = torch.where(
+            met[:, None],
+            (old[:, None] * self.mean + new.sum) / count.clamp_min(1e-300)[:, None],
+            self.mean,
+        )
         gap = (self.mean - fresh) * (old * new.count / count.clamp_min(1e-300)).sqrt()[:, None]
         within = new.moment - new.sum.T @ fresh
-        weight = memory * self.weight + (new.count.sum() - met.sum()).clamp_min(0) + ((old > 0) & met).sum()
+        weight = (
+            memory * self.weight
+            + (new.count.sum() - met.sum()).clamp_min(0)
+            + ((old > 0) & met).sum()
+        )
         return Places(mean, count, memory * self.scatter + within + gap.T @ gap, weight)
 
 
@@ -97,13 +115,21 @@ class Sums:
     @classmethod
     def zero(cls, classes: int, width: int) -> "Sums":
         """Of no client."""
-        shapes = ((classes,), (classes, width), (width, width), (width + 1, width + 1), (width + 1, width))
+        shapes = (
+            (classes,),
+            (classes, width),
+            (width, width),
+            (width + 1, width + 1),
+            (width + 1, width),
+        )
         return cls(*(torch.zeros(shape, dtype=torch.float64) for shape in shapes))
 
     def step(self, ridge: float) -> Tensor:
         """The map W: (A + r I) W = B + r [I; 0], with r = ridge * mean diagonal of A; the identity without data."""
         width = len(self.before) - 1
-        stay = torch.cat([torch.eye(width, dtype=torch.float64), torch.zeros(1, width, dtype=torch.float64)])
+        stay = torch.cat(
+            [torch.eye(width, dtype=torch.float64), torch.zeros(1, width, dtype=torch.float64)]
+        )
         strength = ridge * self.before.diagonal().mean()
         if not strength:
             return stay
@@ -117,12 +143,14 @@ def without_places(state: State) -> State:
     return state.only(*(name for name in state.tensors if not name.startswith("places.")))
 
 
-def measure(trunk: nn.Module, layout: Layout, state: State, images: ImageSet) -> dict[str, Tensor]:
-    """A client's statistics: features of its images under the old and the new trunk, no augmentation."""
+def measure(
+    backbone: nn.Module, layout: Layout, state: State, images: ImageSet
+) -> dict[str, Tensor]:
+    """A client's statistics: features of its images under the old and the new backbone, no augmentation."""
     classes = tuple(images.counts())
     labels = images.among(classes).labels
-    new = features(trunk, layout, state["trunk"], state["buffers"], images)
-    old = features(trunk, layout, state["trunk.before"], state["buffers.before"], images)
+    new = features(backbone, layout, state["backbone"], state["buffers"], images)
+    old = features(backbone, layout, state["backbone.before"], state["buffers.before"], images)
     old = torch.cat([old, torch.ones(len(old), 1, dtype=old.dtype)], 1)
     sums = torch.zeros(len(classes), new.shape[1], dtype=new.dtype).index_add_(0, labels, new)
     squares = {"moment": triangles.folded(new.T @ new), "before": triangles.folded(old.T @ old)}
@@ -130,17 +158,19 @@ def measure(trunk: nn.Module, layout: Layout, state: State, images: ImageSet) ->
     return {f"places.{name}": value.float() for name, value in found.items()}
 
 
-def features(trunk: nn.Module, layout: Layout, weights: Tensor, buffers: Tensor, images: ImageSet) -> Tensor:
+def features(
+    backbone: nn.Module, layout: Layout, weights: Tensor, buffers: Tensor, images: ImageSet
+) -> Tensor:
     """Features of all images in float64, in eval mode."""
-    layout.write(trunk, weights, buffers)
-    trunk.eval()
+    layout.write(backbone, weights, buffers)
+    backbone.eval()
     with torch.inference_mode():
-        return torch.cat([trunk(batch) for batch, _ in images.batches(BATCH)]).double()
+        return torch.cat([backbone(batch) for batch, _ in images.batches(BATCH)]).double()
 
 
 @dataclass(frozen=True)
 class PlacesExchange:
-    """The second exchange of a round: statistics under the new trunk, with the trunk the round began with beside it."""
+    """The second exchange of a round: statistics under the new backbone, with the backbone the round began with beside it."""
 
     before: State
     width: int
@@ -150,14 +180,26 @@ class PlacesExchange:
     drift: bool = True
 
     def broadcast(self, state: State, exchange: str) -> State:
-        """Both trunks; rows and scales stay at home."""
-        sent = {"trunk": state["trunk"], "buffers": state["buffers"]}
-        return State({**sent, "trunk.before": self.before["trunk"], "buffers.before": self.before["buffers"]}, state.classes)
+        """Both backbones; rows and scales stay at home."""
+        sent = {"backbone": state["backbone"], "buffers": state["buffers"]}
+        return State(
+            {
+                **sent,
+                "backbone.before": self.before["backbone"],
+                "buffers.before": self.before["buffers"],
+            },
+            state.classes,
+        )
 
-    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def expected(
+        self, state: State, exchange: str, classes: Sequence[str]
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Sums by class, the triangles of two symmetric matrices, and one that is not symmetric."""
         width = self.width
-        shapes: dict[str, tuple[int, ...]] = {"sum": (len(classes), width), "cross": (width + 1, width)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "sum": (len(classes), width),
+            "cross": (width + 1, width),
+        }
         shapes |= {"moment": (triangles.length(width),), "before": (triangles.length(width + 1),)}
         return {f"places.{name}": (shape, torch.float32) for name, shape in shapes.items()}
 
@@ -192,14 +234,23 @@ class PlacesFold:
         index = self.state.index(update.classes)
         self.sums.count[index] += trust * class_counts(update)
         self.sums.sum[index] += trust * update.tensors["places.sum"].double()
-        for name, total in (("moment", self.moment), ("before", self.before), ("cross", self.sums.cross)):
+        for name, total in (
+            ("moment", self.moment),
+            ("before", self.before),
+            ("cross", self.sums.cross),
+        ):
             total.add_(update.tensors[f"places.{name}"], alpha=trust)
 
     def close(self) -> State:
         """Carry the old places along, then join the new statistics."""
         width = self.settings.width
-        squares = {"moment": triangles.unfolded(self.moment, width), "before": triangles.unfolded(self.before, width + 1)}
+        squares = {
+            "moment": triangles.unfolded(self.moment, width),
+            "before": triangles.unfolded(self.before, width + 1),
+        }
         places, sums = Places.of(self.state, width), replace(self.sums, **squares)
         if self.settings.drift:
             places = places.moved(sums.step(self.settings.ridge))
-        return self.state.having(places.joined(sums, self.settings.decay, self.settings.memory).tensors())
+        return self.state.having(
+            places.joined(sums, self.settings.decay, self.settings.memory).tensors()
+        )

@@ -26,7 +26,9 @@ def folded(square: Tensor) -> Tensor:
 
 def unfolded(triangle: Tensor, width: int) -> Tensor:
     """The symmetric matrix of a triangle."""
-    upper = triangle.new_zeros(width * width).index_copy_(0, _upper(width), triangle).view(width, width)
+    upper = (
+        triangle.new_zeros(width * width).index_copy_(0, _upper(width), triangle).view(width, width)
+    )
     return upper + upper.triu(1).T
 
 

@@ -37,7 +37,9 @@ PRINTED: Mapping[str, Any] = {
 
 METHODS: Mapping[str, Preset] = {
     "fedbnn": Preset(FedBNN, {"head": "gaussian"}),
-    "fedbnn_paper": Preset(FedBNN, {**PRINTED, "fold_by": "product", "power": 0.1, "kl_per": "client"}),
+    "fedbnn_paper": Preset(
+        FedBNN, {**PRINTED, "fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
+    ),
     "fedbnn_authors": Preset(FedBNN, {**PRINTED, "fold_by": "moments", "kl_per": "weights"}),
     "fedavg": Preset(FedAvg),
     "fedprox": Preset(FedProx),

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.influence import influence_of_point
 from fedbnn.errors import ConfigError
-from fedbnn.federation.audience import Audience
+from fedbnn.federation.stream import Stream
 from fedbnn.heads import library
 from fedbnn.heads.discriminant import ClassPrior
 from fedbnn.images import ImageSet
-from fedbnn.messages import Order, Update
+from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import folds
 from fedbnn.networks import Classifier
 from fedbnn.state import State
@@ -68,7 +68,7 @@ class Assignment:
     The last `replayed` of the images are not of this round.
     """
 
-    order: Order
+    instruction: FitInstruction
     client: int
     classes: tuple[str, ...]
     images: ImageSet
@@ -86,12 +86,12 @@ class Method:
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
         scope: classes of the training softmax: those of the client's round (`local`) or all seen so far (`seen`).
-        share: `global` folds the library too; `trunk_only` leaves the rows on the clients (privacy mode).
+        share: `global` folds the library too; `backbone_only` leaves the rows on the clients (privacy mode).
         head: what predicts: the `linear` rows, or `gaussian` class posteriors in feature space.
         head_decay: part of its old count that a class posterior keeps when the class is seen again.
         head_memory: part of its old weight that the scatter within classes keeps in a round.
         head_ridge: how strongly the map that carries class posteriors along prefers to stay.
-        head_drift: whether class posteriors are carried along when the trunk moves.
+        head_drift: whether class posteriors are carried along when the backbone moves.
         head_temperature: scores of the class posteriors are divided by it.
         head_rows: how much the linear rows say beside `gaussian` class posteriors: this much of their scores is added.
         head_prior: class posteriors take all classes for alike (`uniform`), or as likely as they were met of late (`frequency`).
@@ -104,7 +104,7 @@ class Method:
 
     lr: float | None = None
     scope: Literal["local", "seen"] = "local"
-    share: Literal["global", "trunk_only"] = "global"
+    share: Literal["global", "backbone_only"] = "global"
     head: Literal["linear", "gaussian"] = "linear"
     head_decay: float = 0.9
     head_memory: float = 0.7
@@ -120,20 +120,35 @@ class Method:
         return True
 
     def __post_init__(self) -> None:
-        if self.head == "gaussian" and self.share == "trunk_only":
+        if self.head == "gaussian" and self.share == "backbone_only":
             raise ConfigError(
-                "class posteriors are shared, so they cannot stay on the clients", "method.head", "use head: linear"
+                "class posteriors are shared, so they cannot stay on the clients",
+                "method.head",
+                "use head: linear",
             )
-        if not (0 <= self.head_decay <= 1 and 0 <= self.head_memory <= 1 and self.head_ridge > 0 and self.head_temperature > 0):
-            raise ConfigError("head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0", "method")
+        if not (
+            0 <= self.head_decay <= 1
+            and 0 <= self.head_memory <= 1
+            and self.head_ridge > 0
+            and self.head_temperature > 0
+        ):
+            raise ConfigError(
+                "head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0",
+                "method",
+            )
         if not 0 <= self.head_rows < inf:
-            raise ConfigError(f"head_rows must be finite and not below 0, and is {self.head_rows}", "method.head_rows")
+            raise ConfigError(
+                f"head_rows must be finite and not below 0, and is {self.head_rows}",
+                "method.head_rows",
+            )
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"lr must be above 0, not {self.lr}", "method.lr")
         if self.needs_rows and self.share != "global":
-            raise ConfigError("this method needs the library on the server", "method.share", "use share: global")
+            raise ConfigError(
+                "this method needs the library on the server", "method.share", "use share: global"
+            )
 
-    def audience(self, stream: Audience) -> Audience:
+    def stream(self, stream: Stream) -> Stream:
         """Who takes part with which images: the clients of the stream, unless a bound changes that."""
         return stream
 
@@ -159,7 +174,11 @@ class Method:
 
     def softmax(self, library_of: State, held: tuple[str, ...]) -> tuple[str, ...]:
         """Classes of a client's training softmax: those it holds, and with `scope: seen` all other trained ones behind them."""
-        others = tuple(name for name in library.trained(library_of) if name not in held) if self.scope == "seen" else ()
+        others = (
+            tuple(name for name in library.trained(library_of) if name not in held)
+            if self.scope == "seen"
+            else ()
+        )
         return held + others
 
     def exchanges(self, round: int) -> tuple[str, ...]:
@@ -172,19 +191,21 @@ class Method:
 
     def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
         """Names, shapes and types of the tensors of an honest update that carries rows of `classes`."""
-        spec = {name: (tuple(state[name].shape), torch.float32) for name in ("trunk", "buffers")}
+        spec = {name: (tuple(state[name].shape), torch.float32) for name in ("backbone", "buffers")}
         return spec | self._rows(state, len(classes), "rows")
 
     def _rows(self, state: State, count: int, *names: str) -> Spec:
         """Row tensors of an update, absent when the rows stay on the clients."""
         shared = self.share == "global"
-        return dict.fromkeys(names, ((count, state["rows"].shape[1]), torch.float32)) if shared else {}
+        return (
+            dict.fromkeys(names, ((count, state["rows"].shape[1]), torch.float32)) if shared else {}
+        )
 
     def fold(self, state: State, exchange: str) -> Fold:
         """The accumulator of one exchange."""
         return folds.PointFold(state)
 
-    def settle(self, before: State, state: State, layout: Layout) -> State:
+    def end_round(self, before: State, state: State, layout: Layout) -> State:
         """The state a round ends with, after all its folds, given the one it began with."""
         return state
 
@@ -194,19 +215,25 @@ class Method:
 
     def influence(self, state: State, update: Update) -> Tensor:
         """Where an update stands among the others, for the cap against the median of their distances."""
-        return influence_of_point(state["trunk"], update.tensors["trunk"])
+        return influence_of_point(state["backbone"], update.tensors["backbone"])
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """How long the rows of an update are in the library already, by tensor, where they grow; nothing for points."""
         return {}
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """The local objective of one client that starts at `network`."""
         return LocalObjective()
 
-    def measure(self, assignment: Assignment, network: Classifier, layout: Layout) -> dict[str, Tensor]:
+    def measure(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> dict[str, Tensor]:
         """What a client answers in an exchange after training, with the newest weights in `network` (eval mode)."""
-        raise LookupError(f"{type(self).__name__} has no exchange {assignment.order.exchange!r}")
+        raise LookupError(
+            f"{type(self).__name__} has no exchange {assignment.instruction.exchange!r}"
+        )
 
     def stored(self, private: State) -> int:
         """Images of the past in what one client remembers."""

@@ -32,7 +32,10 @@ class BoundaryMethod(Method):
 
     def exchanges_at(self, round: int, task_ended: bool) -> tuple[str, ...]:
         """The exchanges of this round, knowing whether it is the last of a task."""
-        return (*self.exchanges(round), *(self.consolidation if self.consolidates(round, task_ended) else ()))
+        return (
+            *self.exchanges(round),
+            *(self.consolidation if self.consolidates(round, task_ended) else ()),
+        )
 
     def consolidate(self, state: State) -> State:
         """The state a consolidation leaves behind, after all folds of its round."""
@@ -40,7 +43,9 @@ class BoundaryMethod(Method):
 
     def facts(self) -> dict[str, Any]:
         """Which boundary was used."""
-        return {"consolidation": "at task ends" if self.every is None else f"every {self.every} rounds"}
+        return {
+            "consolidation": "at task ends" if self.every is None else f"every {self.every} rounds"
+        }
 
 
 def without_boundaries(method: Method) -> Method:

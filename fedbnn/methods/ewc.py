@@ -32,7 +32,9 @@ class EWC(ImportanceMethod):
         draws: labels drawn from the model per image; null takes the exact expectation over all classes.
     """
 
-    formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher of the past"
+    formula: ClassVar[str] = (
+        "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher of the past"
+    )
 
     strength: float = 100.0
     draws: int | None = 4
@@ -46,11 +48,19 @@ class EWC(ImportanceMethod):
         """lambda Omega."""
         return self.strength * importance
 
-    def measured(self, assignment: Assignment, network: Classifier) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    def measured(
+        self, assignment: Assignment, network: Classifier
+    ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         """The diagonal Fisher over the client's images."""
-        columns, images = self.softmax(assignment.order.state, assignment.classes), assignment.images
+        columns, images = (
+            self.softmax(assignment.instruction.state, assignment.classes),
+            assignment.images,
+        )
         parts = [fisher_sum(network, batch, self.draws) for batch, _ in images.batches(BATCH)]
-        return columns, {name: torch.stack([part[name] for part in parts]).sum(0) / len(images) for name in parts[0]}
+        return columns, {
+            name: torch.stack([part[name] for part in parts]).sum(0) / len(images)
+            for name in parts[0]
+        }
 
 
 def fisher_sum(network: Classifier, images: Tensor, draws: int | None) -> dict[str, Tensor]:

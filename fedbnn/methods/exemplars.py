@@ -46,7 +46,11 @@ def remembered(private: State | None, without: Mapping[str, int]) -> dict[str, i
     if private is None:
         return {}
     counts = torch.bincount(private["labels"], minlength=len(private.classes)).tolist()
-    return {name: count for name, count in zip(private.classes, counts, strict=True) if count and name not in without}
+    return {
+        name: count
+        for name, count in zip(private.classes, counts, strict=True)
+        if count and name not in without
+    }
 
 
 def replay(images: ImageSet, private: State | None) -> ImageSet:
@@ -54,7 +58,9 @@ def replay(images: ImageSet, private: State | None) -> ImageSet:
     old = remembered(private, images.counts())
     if private is None or not old:
         return images
-    names = torch.tensor([images.classes.index(name) if name in old else -1 for name in private.classes])
+    names = torch.tensor(
+        [images.classes.index(name) if name in old else -1 for name in private.classes]
+    )
     labels = names[private["labels"]]
     pixels = torch.cat([images.pixels, private["pixels"][labels >= 0]])
     return replace(images, pixels=pixels, labels=torch.cat([images.labels, labels[labels >= 0]]))

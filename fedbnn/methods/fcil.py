@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
@@ -52,7 +52,9 @@ class FCIL(Method):
         proxy: how the old model is chosen.
     """
 
-    formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, with stored images"
+    formula: ClassVar[str] = (
+        "min (1 - a) compensated BCE + a relation distillation, with stored images"
+    )
     replay: ClassVar[bool] = True
     needs_rows: ClassVar[bool] = True
 
@@ -64,7 +66,9 @@ class FCIL(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory < 1 or not 0 <= self.distil <= 1 or self.threshold <= 0:
-            raise ConfigError("memory must be at least 1, distil in [0, 1], threshold above 0", "method")
+            raise ConfigError(
+                "memory must be at least 1, distil in [0, 1], threshold above 0", "method"
+            )
 
     def holds(self, counts: Mapping[str, int], private: State | None) -> dict[str, int]:
         """The images of the round, and those in memory of other classes."""
@@ -81,26 +85,38 @@ class FCIL(Method):
     def defect(self, state: State, update: Update) -> str | None:
         """An entropy in [0, 1], a transition or none, a loss."""
         entropy, moved, loss = update.tensors[SIGNALS].tolist()
-        return None if 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0 else "its signals are out of range"
+        return (
+            None
+            if 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
+            else "its signals are out of range"
+        )
 
     def fold(self, state: State, exchange: str) -> Fold:
         """FedAvg's fold, and the proxy's choice."""
         return FCILFold(state, self.proxy == "prototype")
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the client's situation."""
-        state = assignment.order.state
-        found = signals(assignment, network.trunk, float(state[ENTROPY]) + self.threshold if ENTROPY in state else None)
+        state = assignment.instruction.state
+        found = signals(
+            assignment,
+            network.backbone,
+            float(state[ENTROPY]) + self.threshold if ENTROPY in state else None,
+        )
         teacher = self._teacher(state, bool(found[1]), network, layout)
         columns = self.softmax(state, assignment.classes)
         old = None if teacher is None else OldColumns(teacher, state, columns)
         return Compensated(assignment, network, columns, old, found, self.distil, self.memory)
 
-    def _teacher(self, state: State, moved: bool, network: Classifier, layout: Layout) -> Teacher | None:
+    def _teacher(
+        self, state: State, moved: bool, network: Classifier, layout: Layout
+    ) -> Teacher | None:
         """The best (or newest) model in transition, else the one of the last transition."""
         if moved and self.proxy == "off":
-            return recall(remember(state, BEST, state), BEST, network.trunk, layout)
-        return recall(state, BEST if moved else OLD, network.trunk, layout)
+            return recall(remember(state, BEST, state), BEST, network.backbone, layout)
+        return recall(state, BEST if moved else OLD, network.backbone, layout)
 
     def stored(self, private: State) -> int:
         """The exemplars of one client."""
@@ -129,7 +145,11 @@ class FCILFold(folds.PointFold):
         entropy, moved, loss = self.signals.value().tolist()
         state = super().close().having({ENTROPY: torch.tensor(entropy)})
         if moved >= MAJORITY:
-            return rename(state, BEST, OLD) if BEST in state.notes else remember(state, OLD, self.state)
+            return (
+                rename(state, BEST, OLD)
+                if BEST in state.notes
+                else remember(state, OLD, self.state)
+            )
         if self.chooses and (BEST not in state.notes or loss <= float(state[LOSS])):
             return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
         return state

@@ -16,22 +16,22 @@ SIGNALS = "fcil.signals"
 BATCH = 500
 
 
-def features_of(trunk: nn.Module, images: ImageSet) -> Tensor:
-    """Features of images without augmentation, in eval mode; the trunk is left as it was."""
-    training = trunk.training
-    trunk.eval()
+def features_of(backbone: nn.Module, images: ImageSet) -> Tensor:
+    """Features of images without augmentation, in eval mode; the backbone is left as it was."""
+    training = backbone.training
+    backbone.eval()
     with torch.no_grad():
-        features = torch.cat([trunk(batch) for batch, _ in images.batches(BATCH)])
-    trunk.train(training)
+        features = torch.cat([backbone(batch) for batch, _ in images.batches(BATCH)])
+    backbone.train(training)
     return features
 
 
-def signals(assignment: Assignment, trunk: nn.Module, limit: float | None) -> Tensor:
+def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:
     """(normalised entropy, 1 for a transition, prototype loss) of the global model on the client's images of the round."""
-    state, images = assignment.order.state, assignment.images
+    state, images = assignment.instruction.state, assignment.images
     shown = images.subset(torch.arange(len(images) - assignment.replayed))
     classes = tuple(shown.counts())
-    features, labels = features_of(trunk, shown), shown.among(classes).labels
+    features, labels = features_of(backbone, shown), shown.among(classes).labels
     scores = linear(features, state["rows"][state.index(classes)]).log_softmax(1)
     entropy = normalised_entropy(scores)
     loss = nn.functional.nll_loss(scores[nearest := prototypes(features, labels)], labels[nearest])
@@ -76,27 +76,39 @@ class Compensated(LocalObjective):
     """
 
     def __init__(
-        self, assignment: Assignment, network: Classifier, columns: tuple[str, ...], old: OldColumns | None,
-        found: Tensor, distil: float, memory: int,
-    ) -> None:  # fmt: skip
+        self,
+        assignment: Assignment,
+        network: Classifier,
+        columns: tuple[str, ...],
+        old: OldColumns | None,
+        found: Tensor,
+        distil: float,
+        memory: int,
+    ) -> None:
         self.assignment, self.network, self.old = assignment, network, old
         self.found, self.distil, self.memory = found, distil, memory
         images = assignment.images
-        replayed = images.subset(torch.arange(len(images) - assignment.replayed, len(images))).counts()
+        replayed = images.subset(
+            torch.arange(len(images) - assignment.replayed, len(images))
+        ).counts()
         self.is_old = torch.tensor([name in replayed for name in columns])
         self.offset = math.log(max(len(columns) - 1, 1))
 
     def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         """Binary cross-entropies, summed over the columns, mean over the images."""
-        features = network.trunk(images)
+        features = network.backbone(images)
         logits = network.head(features) - self.offset
         target = nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         own = logits.sigmoid().gather(1, labels[:, None])[:, 0]
-        each = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(1)
+        each = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(
+            1
+        )
         compensated = (compensation(own, self.is_old[labels]) * each).mean()
         if self.old is None:
             return compensated
-        return (1 - self.distil) * compensated + self.distil * self._relation(features, logits, target, images)
+        return (1 - self.distil) * compensated + self.distil * self._relation(
+            features, logits, target, images
+        )
 
     def _relation(self, features: Tensor, logits: Tensor, target: Tensor, images: Tensor) -> Tensor:
         """L_RD, over the client's columns and those of old classes it does not hold."""
@@ -104,7 +116,11 @@ class Compensated(LocalObjective):
         answers = (self.old.teacher.logits(images) - self.offset).sigmoid()
         scores = torch.cat([logits, linear(features, self.old.outside) - self.offset], 1)
         wanted = relation_target(target, answers, self.old.inside)
-        return nn.functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1).mean()
+        return (
+            nn.functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none")
+            .sum(1)
+            .mean()
+        )
 
     def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
         """The weights, and what it saw before training."""
@@ -113,4 +129,4 @@ class Compensated(LocalObjective):
     def keeps(self) -> State:
         """Exemplars, chosen under the trained weights."""
         images = self.assignment.images
-        return memorise(images, features_of(self.network.trunk, images), self.memory)
+        return memorise(images, features_of(self.network.backbone, images), self.memory)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Assignment, LocalObjective, Method
 from fedbnn.methods.pull import Pull
@@ -36,7 +36,9 @@ class FedProx(Method):
         if self.mu < 0:
             raise ConfigError(f"mu must not be below 0, not {self.mu}", "method.mu")
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Cross-entropy, and the same pull on every weight."""
         anchors = {name: weight.detach().clone() for name, weight in network.named_parameters()}
         return Pull({name: (torch.tensor(self.mu), anchor) for name, anchor in anchors.items()})

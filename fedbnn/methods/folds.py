@@ -54,7 +54,7 @@ class PointFold:
     `trust` below 1 pulls a client that weighs too much towards the weights it started from.
     """
 
-    def __init__(self, state: State, names: Sequence[str] = ("trunk", "buffers")) -> None:
+    def __init__(self, state: State, names: Sequence[str] = ("backbone", "buffers")) -> None:
         self.state = state
         self.means = {name: WeightedMean(state[name]) for name in names}
         self.rows = RowMeans(state["rows"]) if "rows" in state else None
@@ -68,14 +68,19 @@ class PointFold:
             mean.add(tempered(update.tensors[name], self.state[name], trust), update.samples)
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), class_counts(update)
-            self.rows.add(index, tempered(update.tensors["rows"], self.state["rows"][index], trust), counts)
+            self.rows.add(
+                index, tempered(update.tensors["rows"], self.state["rows"][index], trust), counts
+            )
             self.samples[index] += counts
 
     def close(self) -> State:
         """The folded state."""
         folded = {name: mean.value() for name, mean in self.means.items()}
         if self.rows is not None:
-            folded |= {"rows": self.rows.value(), "rows.samples": self.state["rows.samples"] + self.samples}
+            folded |= {
+                "rows": self.rows.value(),
+                "rows.samples": self.state["rows.samples"] + self.samples,
+            }
         return self.state.having(folded)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.messages import Update
 from fedbnn.methods import folds
@@ -29,8 +29,8 @@ from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 EXCHANGE = "importance"
-SITES = ("trunk", "rows")
-WEIGHTS = ("trunk", "buffers", "rows", "rows.samples")
+SITES = ("backbone", "rows")
+WEIGHTS = ("backbone", "buffers", "rows", "rows.samples")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class ImportanceMethod(BoundaryMethod, ABC):
         """s, from lambda and Omega."""
 
     @abstractmethod
-    def measured(self, assignment: Assignment, network: Classifier) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    def measured(
+        self, assignment: Assignment, network: Classifier
+    ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         """Classes of the rows measured, and the mean importance over the client's images by parameter."""
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
@@ -72,57 +74,85 @@ class ImportanceMethod(BoundaryMethod, ABC):
         return state.only(*WEIGHTS) if exchange == EXCHANGE else state
 
     def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
-        """In the exchange of importances, one for every weight of trunk and library."""
+        """In the exchange of importances, one for every weight of backbone and library."""
         if exchange != EXCHANGE:
             return super().expected(state, exchange, classes)
         return {site: (tuple(state[site].shape), torch.float32) for site in SITES}
 
     def fold(self, state: State, exchange: str) -> Fold:
         """FedAvg's fold, or the sum of importances."""
-        return ImportanceFold(state, self.decay) if exchange == EXCHANGE else super().fold(state, exchange)
+        return (
+            ImportanceFold(state, self.decay)
+            if exchange == EXCHANGE
+            else super().fold(state, exchange)
+        )
 
     def defect(self, state: State, update: Update) -> str | None:
         """Importances are not negative."""
-        negative = update.exchange == EXCHANGE and any(bool((update.tensors[site] < 0).any()) for site in SITES)
+        negative = update.exchange == EXCHANGE and any(
+            bool((update.tensors[site] < 0).any()) for site in SITES
+        )
         return "an importance is negative" if negative else None
 
     def influence(self, state: State, update: Update) -> Tensor:
         """The weights; or the roots of the importances, which are as large as gradients."""
-        return update.tensors["trunk"].sqrt() if update.exchange == EXCHANGE else super().influence(state, update)
+        return (
+            update.tensors["backbone"].sqrt()
+            if update.exchange == EXCHANGE
+            else super().influence(state, update)
+        )
 
     def consolidate(self, state: State) -> State:
         """theta* <- theta."""
         return state.having({f"anchor.{site}": state[site].clone() for site in SITES})
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Cross-entropy and the pull towards theta*; cross-entropy alone before the first consolidation."""
-        state = assignment.order.state
-        if "anchor.trunk" not in state:
+        state = assignment.instruction.state
+        if "anchor.backbone" not in state:
             return LocalObjective()
         columns = self.softmax(state, assignment.classes)
-        sites = {name: _by_parameter(state, name, columns, layout) for name in ("importance", "anchor")}
-        return Pull({name: (self.stiffness(value), sites["anchor"][name]) for name, value in sites["importance"].items()})
+        sites = {
+            name: _by_parameter(state, name, columns, layout) for name in ("importance", "anchor")
+        }
+        return Pull(
+            {
+                name: (self.stiffness(value), sites["anchor"][name])
+                for name, value in sites["importance"].items()
+            }
+        )
 
-    def measure(self, assignment: Assignment, network: Classifier, layout: Layout) -> dict[str, Tensor]:
-        """Importance of every weight of trunk and library for this client's images."""
-        state = assignment.order.state
+    def measure(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> dict[str, Tensor]:
+        """Importance of every weight of backbone and library for this client's images."""
+        state = assignment.instruction.state
         classes, found = self.measured(assignment, network)
         rows = torch.cat([found["head.weight"], found["head.bias"][:, None]], 1)
-        trunk = layout.flatten({slot.name: found[f"trunk.{slot.name}"] for slot in layout.slots})
-        return {"trunk": trunk, "rows": gathered(State({"rows": rows}, classes), "rows", state.classes)}
+        backbone = layout.flatten(
+            {slot.name: found[f"backbone.{slot.name}"] for slot in layout.slots}
+        )
+        return {
+            "backbone": backbone,
+            "rows": gathered(State({"rows": rows}, classes), "rows", state.classes),
+        }
 
     def facts(self) -> dict[str, Any]:
         """Boundary, and the cap of the penalty."""
         return super().facts() | {"penalty_cap": "stiffness of a weight at most 1 / lr"}
 
 
-def _by_parameter(state: State, name: str, columns: tuple[str, ...], layout: Layout) -> dict[str, Tensor]:
+def _by_parameter(
+    state: State, name: str, columns: tuple[str, ...], layout: Layout
+) -> dict[str, Tensor]:
     """Importance or anchor of the weights a client trains."""
-    return by_parameter(layout, state[f"{name}.trunk"], gathered(state, f"{name}.rows", columns))
+    return by_parameter(layout, state[f"{name}.backbone"], gathered(state, f"{name}.rows", columns))
 
 
 class ImportanceFold:
-    """Omega <- gamma Omega + sum_k n_k Omega_k / N, for trunk and library."""
+    """Omega <- gamma Omega + sum_k n_k Omega_k / N, for backbone and library."""
 
     def __init__(self, state: State, decay: float) -> None:
         self.state, self.decay = state, decay
@@ -136,7 +166,9 @@ class ImportanceFold:
     def close(self) -> State:
         """The state with the new importances; weights are as they were."""
         found = {f"importance.{site}": mean.value() for site, mean in self.means.items()}
-        return self.state.having({name: new + self.decay * self._old(name, new) for name, new in found.items()})
+        return self.state.having(
+            {name: new + self.decay * self._old(name, new) for name, new in found.items()}
+        )
 
     def _old(self, name: str, like: Tensor) -> Tensor:
         return self.state[name] if name in self.state else torch.zeros_like(like)

@@ -10,8 +10,8 @@ N is the number of images that the participants of the round hold, so its budget
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedbnn.federation.audience import Audience
-from fedbnn.federation.pooled import Pooled
+from fedbnn.federation.joint_stream import JointStream
+from fedbnn.federation.stream import Stream
 from fedbnn.methods.base import Method
 
 
@@ -21,9 +21,9 @@ class Joint(Method):
 
     formula: ClassVar[str] = "theta = argmin CE(theta; D_1, ..., D_r in one place)"
 
-    def audience(self, stream: Audience) -> Audience:
+    def stream(self, stream: Stream) -> Stream:
         """One virtual client with the pooled images."""
-        return Pooled(stream)
+        return JointStream(stream)
 
     def facts(self) -> dict[str, Any]:
         """That this is no federation."""

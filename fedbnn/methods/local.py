@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.messages import Update
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
-OWN = ("trunk", "buffers")
+OWN = ("backbone", "buffers")
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,20 @@ class Local(Method):
 
     formula: ClassVar[str] = "theta_k = argmin CE(theta; D_k), never averaged"
 
-    share: Literal["global", "trunk_only"] = "trunk_only"
+    share: Literal["global", "backbone_only"] = "backbone_only"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share != "trunk_only":
+        if self.share != "backbone_only":
             raise ConfigError("local shares nothing", "method.share", "leave it out")
 
     def begins(self, sent: State, private: State | None) -> State:
         """The client's own weights; the common ones the first time."""
         return sent.having({name: private[name] for name in OWN}) if private else sent
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Cross-entropy."""
         return Alone()
 
@@ -72,7 +74,7 @@ class Alone(LocalObjective):
         return {}
 
     def keeps(self) -> State:
-        """Trunk and statistics, beside the client's own rows."""
+        """Backbone and statistics, beside the client's own rows."""
         return State(self.weights)
 
 

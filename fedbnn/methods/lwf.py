@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.methods.boundary import BoundaryMethod
@@ -43,19 +43,27 @@ class LwF(BoundaryMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.strength < 0 or self.temperature <= 0:
-            raise ConfigError("strength must not be below 0 and temperature must be above 0", "method")
+            raise ConfigError(
+                "strength must not be below 0 and temperature must be above 0", "method"
+            )
 
     def consolidate(self, state: State) -> State:
         """The global model becomes the teacher."""
         return remember(state, TEACHER, state)
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Cross-entropy and distillation; cross-entropy alone before the first consolidation."""
-        state = assignment.order.state
-        teacher = recall(state, TEACHER, network.trunk, layout)
+        state = assignment.instruction.state
+        teacher = recall(state, TEACHER, network.backbone, layout)
         if teacher is None:
             return LocalObjective()
-        return Distilled(OldColumns(teacher, state, self.softmax(state, assignment.classes)), self.strength, self.temperature)
+        return Distilled(
+            OldColumns(teacher, state, self.softmax(state, assignment.classes)),
+            self.strength,
+            self.temperature,
+        )
 
 
 class Distilled(LocalObjective):
@@ -66,13 +74,17 @@ class Distilled(LocalObjective):
 
     def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over the client's rows, and distillation over the old ones."""
-        features = network.trunk(images)
+        features = network.backbone(images)
         logits = network.head(features)
         student = self.old.student(features, logits)
-        return nn.functional.cross_entropy(logits, labels) + self.strength * self.distillation(student, images)
+        return nn.functional.cross_entropy(logits, labels) + self.strength * self.distillation(
+            student, images
+        )
 
     def distillation(self, student: Tensor, images: Tensor) -> Tensor:
         """T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over images; 0 where both agree."""
         target = (self.old.teacher.logits(images) / self.temperature).log_softmax(1)
         answer = (student / self.temperature).log_softmax(1)
-        return self.temperature**2 * nn.functional.kl_div(answer, target, reduction="batchmean", log_target=True)
+        return self.temperature**2 * nn.functional.kl_div(
+            answer, target, reduction="batchmean", log_target=True
+        )

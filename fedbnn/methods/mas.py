@@ -26,7 +26,9 @@ BATCH = 256
 class MAS(ImportanceMethod):
     """FedAvg with weights held by the sensitivity of the output to them."""
 
-    formula: ClassVar[str] = "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d |f(x)|^2 / d theta|"
+    formula: ClassVar[str] = (
+        "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d |f(x)|^2 / d theta|"
+    )
 
     strength: float = 0.01
 
@@ -34,19 +36,29 @@ class MAS(ImportanceMethod):
         """2 lambda Omega, for the penalty has no 1/2."""
         return 2 * self.strength * importance
 
-    def measured(self, assignment: Assignment, network: Classifier) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    def measured(
+        self, assignment: Assignment, network: Classifier
+    ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
         """Sensitivity of the logits of all seen classes, over the client's images."""
-        state, images = assignment.order.state, assignment.images
+        state, images = assignment.instruction.state, assignment.images
         seen = library.trained(state)
-        whole = Classifier(network.trunk, len(seen)).eval()
+        whole = Classifier(network.backbone, len(seen)).eval()
         rows = state["rows"][state.index(seen)]
         with torch.no_grad():
             whole.head.weight.copy_(rows[:, :-1])
             whole.head.bias.copy_(rows[:, -1])
         parts = [sensitivity_sum(whole, batch) for batch, _ in images.batches(BATCH)]
-        return seen, {name: torch.stack([part[name] for part in parts]).sum(0) / len(images) for name in parts[0]}
+        return seen, {
+            name: torch.stack([part[name] for part in parts]).sum(0) / len(images)
+            for name in parts[0]
+        }
 
 
 def sensitivity_sum(network: Classifier, images: Tensor) -> dict[str, Tensor]:
     """sum_x | d ||f(x)||^2 / d theta | by parameter."""
-    return summed(network, lambda logits: logits.square().sum(), (images,), lambda gradient: gradient.abs().sum(0))
+    return summed(
+        network,
+        lambda logits: logits.square().sum(),
+        (images,),
+        lambda gradient: gradient.abs().sum(0),
+    )

@@ -13,7 +13,9 @@ Output = Callable[..., Tensor]
 FLOATS = 2**22
 
 
-def summed(network: Classifier, output: Output, batch: tuple[Tensor, ...], term: Output, *beside: Tensor) -> Weights:
+def summed(
+    network: Classifier, output: Output, batch: tuple[Tensor, ...], term: Output, *beside: Tensor
+) -> Weights:
     """sum_i term(d output(logits_i, ...) / d theta, beside_i) by the names of the network's parameters.
 
     `batch` holds the images and what else `output` takes for each of them. At most `FLOATS` gradient values are in

@@ -45,7 +45,7 @@ def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Moments:
 class Scaled:
     """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did; half of every precision stays."""
 
-    power: float = 1.0
+    server_lr: float = 1.0
     floor: float = 0.5
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
@@ -57,9 +57,9 @@ class Scaled:
         return share
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times a power of the weighted geometric mean of the factors; up to 1 it is a density by itself."""
-        factor = Gaussian(first / total, second / total) ** self.power
-        if self.power > 1:
+        """q_0 times a server_lr of the weighted geometric mean of the factors; up to 1 it is a density by itself."""
+        factor = Gaussian(first / total, second / total) ** self.server_lr
+        if self.server_lr > 1:
             return lifted(prior, factor, self.floor)
         folded = prior * factor
         return folded.loc, folded.scale
@@ -69,12 +69,12 @@ class Scaled:
 class Product:
     """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
 
-    power: float = 1.0
+    server_lr: float = 1.0
     floor: float = 0.1
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
-        """The factor to the power p."""
-        powered = factor**self.power
+        """The factor to the server_lr p."""
+        powered = factor**self.server_lr
         return powered.precision, powered.info
 
     def weight(self, share: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ FOLDS: Mapping[str, Callable[[float], Rule]] = {
 
 
 class GaussianSums:
-    """The running sums of rows of weights, each row with its own weight; a trunk is one long row."""
+    """The running sums of rows of weights, each row with its own weight; a backbone is one long row."""
 
     def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
         self.loc, self.scale, self.rule = loc, scale, rule
@@ -146,7 +146,11 @@ class GaussianSums:
         """Add one client's factors of these rows (of all, without a choice) with these shares."""
         first, second = self.rule.summands(self.prior if rows is None else self.prior[rows], factor)
         weight = self.rule.weight(shares).view(-1, 1)
-        for total, value in ((self.first, first), (self.second, second), (self.total, torch.ones_like(weight))):
+        for total, value in (
+            (self.first, first),
+            (self.second, second),
+            (self.total, torch.ones_like(weight)),
+        ):
             if rows is None:
                 total.addcmul_(value, weight)
             else:
@@ -156,29 +160,37 @@ class GaussianSums:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
         met = self.total[:, 0] > 0
         loc, scale = self.loc.clone(), self.scale.clone()
-        new_loc, new_scale = self.rule.posterior(self.prior[met], self.first[met], self.second[met], self.total[met])
+        new_loc, new_scale = self.rule.posterior(
+            self.prior[met], self.first[met], self.second[met], self.total[met]
+        )
         loc[met], scale[met] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
         return loc, scale
 
 
 class PosteriorFold:
-    """Folds factors into the next posterior: the trunk by n_k, each row by n_kc, points and buffers by n_k."""
+    """Folds factors into the next posterior: the backbone by n_k, each row by n_kc, points and buffers by n_k."""
 
     def __init__(self, state: State, rule: Rule) -> None:
         self.state = state
-        self.latent = len(state["trunk.scale"])
-        self.trunk = GaussianSums(state["trunk"][None, : self.latent], state["trunk.scale"][None], rule)
-        self.points = folds.WeightedMean(state["trunk"][self.latent :])
+        self.latent = len(state["backbone.scale"])
+        self.backbone = GaussianSums(
+            state["backbone"][None, : self.latent], state["backbone.scale"][None], rule
+        )
+        self.points = folds.WeightedMean(state["backbone"][self.latent :])
         self.buffers = folds.WeightedMean(state["buffers"])
-        self.rows = GaussianSums(state["rows"], state["rows.scale"], rule) if "rows.scale" in state else None
+        self.rows = (
+            GaussianSums(state["rows"], state["rows.scale"], rule)
+            if "rows.scale" in state
+            else None
+        )
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in, its factors raised to the power `trust`, its points tempered; without data it is neutral."""
+        """Fold one update in, its factors raised to the server_lr `trust`, its points tempered; without data it is neutral."""
         if not update.samples:
             return
         whole = torch.tensor([update.samples], dtype=torch.float64)
-        self.trunk.add(factor_of(update, "trunk", trust)[None], whole)
+        self.backbone.add(factor_of(update, "backbone", trust)[None], whole)
         for mean, name in ((self.points, "points"), (self.buffers, "buffers")):
             mean.add(folds.tempered(update.tensors[name], mean.start, trust), update.samples)
         if self.rows is not None and update.counts:
@@ -188,15 +200,25 @@ class PosteriorFold:
 
     def close(self) -> State:
         """The next posterior."""
-        loc, scale = self.trunk.value()
-        folded = {"trunk": torch.cat([loc[0], self.points.value()]), "trunk.scale": scale[0], "buffers": self.buffers.value()}
+        loc, scale = self.backbone.value()
+        folded = {
+            "backbone": torch.cat([loc[0], self.points.value()]),
+            "backbone.scale": scale[0],
+            "buffers": self.buffers.value(),
+        }
         if self.rows is not None:
             rows, row_scale = self.rows.value()
-            folded |= {"rows": rows, "rows.scale": row_scale, "rows.samples": self.state["rows.samples"] + self.samples}
+            folded |= {
+                "rows": rows,
+                "rows.scale": row_scale,
+                "rows.samples": self.state["rows.samples"] + self.samples,
+            }
         return self.state.having(folded)
 
 
 def factor_of(update: Update, site: str, trust: float) -> Gaussian:
-    """The likelihood factor of one site as it was sent, raised to the power `trust`."""
-    factor = Gaussian(update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double())
+    """The likelihood factor of one site as it was sent, raised to the server_lr `trust`."""
+    factor = Gaussian(
+        update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double()
+    )
     return factor if trust == 1.0 else factor**trust

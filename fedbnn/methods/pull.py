@@ -24,7 +24,10 @@ class Pull(LocalObjective):
     def penalty(self, network: Classifier) -> Tensor:
         """1/2 sum_j s_j (theta_j - a_j)^2, without the cap."""
         weights = dict(network.named_parameters())
-        terms = [(strength * (weights[name] - anchor).square()).sum() for name, (strength, anchor) in self.anchors.items()]
+        terms = [
+            (strength * (weights[name] - anchor).square()).sum()
+            for name, (strength, anchor) in self.anchors.items()
+        ]
         return 0.5 * torch.stack(terms).sum() if terms else torch.zeros(())
 
     def correct(self, network: Classifier, lr: float) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.state import State
 
 
@@ -27,7 +27,11 @@ def scattered(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
     return rows.clone().index_copy_(0, index, values)
 
 
-def by_parameter(layout: Layout, trunk: Tensor, rows: Tensor) -> dict[str, Tensor]:
-    """A flat trunk vector and rows as tensors by the names of a classifier's parameters."""
-    named = {f"trunk.{name}": value for name, value in layout.views(trunk).items()}
-    return {**named, "head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
+def by_parameter(layout: Layout, backbone: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    """A flat backbone vector and rows as tensors by the names of a classifier's parameters."""
+    named = {f"backbone.{name}": value for name, value in layout.views(backbone).items()}
+    return {
+        **named,
+        "head.weight": rows[:, :-1].contiguous(),
+        "head.bias": rows[:, -1].contiguous(),
+    }

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.layout import Layout
+from fedbnn.bayes.flatten import Layout
 from fedbnn.messages import Update
 from fedbnn.methods import folds
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
@@ -25,7 +25,7 @@ from fedbnn.methods.rows import by_parameter, gathered, padded, scattered
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
-TRUNK, ROWS = "scaffold.trunk", "scaffold.rows"
+BACKBONE, ROWS = "scaffold.backbone", "scaffold.rows"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ class Scaffold(Method):
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
         """The server's control is 0."""
-        controls = {TRUNK: torch.zeros_like(state["trunk"]), ROWS: torch.zeros_like(state["rows"])}
+        controls = {
+            BACKBONE: torch.zeros_like(state["backbone"]),
+            ROWS: torch.zeros_like(state["rows"]),
+        }
         return state.having(controls, registered=clients)
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
@@ -51,7 +54,7 @@ class Scaffold(Method):
     def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
         """Weights, and the change of the client's control in the same shapes."""
         return super().expected(state, exchange, classes) | {
-            TRUNK: (tuple(state["trunk"].shape), torch.float32),
+            BACKBONE: (tuple(state["backbone"].shape), torch.float32),
             ROWS: ((len(classes), state["rows"].shape[1]), torch.float32),
         }
 
@@ -61,28 +64,42 @@ class Scaffold(Method):
 
     def influence(self, state: State, update: Update) -> Tensor:
         """Where weights and control change stand among those of the others."""
-        return torch.cat([super().influence(state, update), update.tensors[TRUNK]])
+        return torch.cat([super().influence(state, update), update.tensors[BACKBONE]])
 
-    def objective(self, assignment: Assignment, network: Classifier, layout: Layout) -> LocalObjective:
+    def objective(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> LocalObjective:
         """Cross-entropy with corrected gradients."""
-        return Controlled(assignment, network, layout, self.softmax(assignment.order.state, assignment.classes))
+        return Controlled(
+            assignment,
+            network,
+            layout,
+            self.softmax(assignment.instruction.state, assignment.classes),
+        )
 
 
 class Controlled(LocalObjective):
     """The corrected steps of one client, and its control after them."""
 
-    def __init__(self, assignment: Assignment, network: Classifier, layout: Layout, columns: tuple[str, ...]) -> None:
-        state, private = assignment.order.state, assignment.private or State({})
+    def __init__(
+        self, assignment: Assignment, network: Classifier, layout: Layout, columns: tuple[str, ...]
+    ) -> None:
+        state, private = assignment.instruction.state, assignment.private or State({})
         self.held, self.private = assignment.classes, private
-        self.server = {"trunk": state[TRUNK], "rows": gathered(state, ROWS, self.held)}
-        own_trunk = private["trunk"] if "trunk" in private else torch.zeros_like(state[TRUNK])
-        self.own = {"trunk": own_trunk, "rows": gathered(private, "rows", self.held, state[ROWS].shape[1])}
+        self.server = {"backbone": state[BACKBONE], "rows": gathered(state, ROWS, self.held)}
+        own_backbone = (
+            private["backbone"] if "backbone" in private else torch.zeros_like(state[BACKBONE])
+        )
+        self.own = {
+            "backbone": own_backbone,
+            "rows": gathered(private, "rows", self.held, state[ROWS].shape[1]),
+        }
         weights = dict(network.named_parameters())
-        trunk = {slot.name: weights[f"trunk.{slot.name}"] for slot in layout.slots}
+        backbone = {slot.name: weights[f"backbone.{slot.name}"] for slot in layout.slots}
         rows = torch.cat([network.head.weight, network.head.bias[:, None]], 1).detach()
-        self.start = {"trunk": layout.flatten(trunk), "rows": rows[: len(self.held)].clone()}
+        self.start = {"backbone": layout.flatten(backbone), "rows": rows[: len(self.held)].clone()}
         shift = {name: self.server[name] - self.own[name] for name in self.own}
-        self.shift = by_parameter(layout, shift["trunk"], padded(shift["rows"], len(columns)))
+        self.shift = by_parameter(layout, shift["backbone"], padded(shift["rows"], len(columns)))
         self.control: dict[str, Tensor] = {}
 
     def correct(self, network: Classifier, lr: float) -> None:
@@ -93,15 +110,20 @@ class Controlled(LocalObjective):
 
     def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
         """The weights y, and c_k' - c_k = (x - y) / (t_k lr) - c."""
-        change = {name: (self.start[name] - weights[name]) / (steps * lr) - self.server[name] for name in self.own}
+        change = {
+            name: (self.start[name] - weights[name]) / (steps * lr) - self.server[name]
+            for name in self.own
+        }
         self.control = {name: self.own[name] + change[name] for name in change}
-        return weights | {TRUNK: change["trunk"], ROWS: change["rows"]}
+        return weights | {BACKBONE: change["backbone"], ROWS: change["rows"]}
 
     def keeps(self) -> State:
         """c_k', with the rows of classes held in earlier rounds as they were."""
-        known = self.private.classes + tuple(name for name in self.held if name not in self.private.classes)
+        known = self.private.classes + tuple(
+            name for name in self.held if name not in self.private.classes
+        )
         rows = gathered(self.private, "rows", known, self.control["rows"].shape[1])
-        kept = State({"trunk": self.control["trunk"], "rows": rows}, known)
+        kept = State({"backbone": self.control["backbone"], "rows": rows}, known)
         return kept.having({"rows": scattered(rows, kept.index(self.held), self.control["rows"])})
 
 
@@ -111,16 +133,23 @@ class ScaffoldFold(folds.PointFold):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.registered = int(cast(Any, state.notes["registered"]))
-        self.controls = {name: torch.zeros_like(state[name], dtype=torch.float64) for name in (TRUNK, ROWS)}
+        self.controls = {
+            name: torch.zeros_like(state[name], dtype=torch.float64) for name in (BACKBONE, ROWS)
+        }
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in; its control change counts as far as it is trusted."""
         super().add(update, trust)
         if update.samples:
-            self.controls[TRUNK] += trust * update.tensors[TRUNK].double()
-            self.controls[ROWS][self.state.index(update.classes)] += trust * update.tensors[ROWS].double()
+            self.controls[BACKBONE] += trust * update.tensors[BACKBONE].double()
+            self.controls[ROWS][self.state.index(update.classes)] += (
+                trust * update.tensors[ROWS].double()
+            )
 
     def close(self) -> State:
         """The folded state with the new server control."""
-        new = {name: self.state[name].double() + total / self.registered for name, total in self.controls.items()}
+        new = {
+            name: self.state[name].double() + total / self.registered
+            for name, total in self.controls.items()
+        }
         return super().close().having({name: value.float() for name, value in new.items()})

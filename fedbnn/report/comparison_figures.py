@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 from fedbnn.report.figure_style import (
     FAINT,
     MARKERS,
@@ -63,20 +63,26 @@ def focus_on_now(runs: Sequence[Json]) -> Figure:
 
 def draw_band(axes: Axes, curves: Sequence[Sequence[float | None]], label: str, place: int) -> None:
     """Mean of several curves with a band of one standard deviation, at the rounds that all of them have."""
-    table = np.array([[np.nan if value is None else value for value in curve] for curve in curves], dtype=float)
+    table = np.array(
+        [[np.nan if value is None else value for value in curve] for curve in curves], dtype=float
+    )
     known = np.isfinite(table).all(axis=0)
     rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
     axes.plot(rounds, mean, label=label, **line_style(place))
     if len(curves) > 1:
         spread = table[:, known].std(axis=0, ddof=1)
-        axes.fill_between(rounds, mean - spread, mean + spread, color=colour(place), alpha=0.18, linewidth=0)
+        axes.fill_between(
+            rounds, mean - spread, mean + spread, color=colour(place), alpha=0.18, linewidth=0
+        )
 
 
 def _numbers(runs: Sequence[Json], *path: str) -> tuple[float, float]:
     """Mean and standard deviation (0 for one seed) of a number of the results."""
     values = [_read(run, path) for run in runs]
     present = [value for value in values if value is not None]
-    return (float(np.mean(present)) if present else np.nan), (float(np.std(present, ddof=1)) if len(present) > 1 else 0.0)
+    return (float(np.mean(present)) if present else np.nan), (
+        float(np.std(present, ddof=1)) if len(present) > 1 else 0.0
+    )
 
 
 def _read(run: Json, path: Sequence[str]) -> float | None:
@@ -94,7 +100,12 @@ def averages(runs: Sequence[Json]) -> Figure:
         for place, moment in enumerate(MOMENTS):
             numbers = [_numbers(mine, regime, f"avg_{moment}") for mine in grouped.values()]
             _bars(
-                axes, numbers, place, colour=REGIME_COLOURS[regime], alpha=0.55 if moment == "ts" else 1.0, label=MOMENTS[moment]
+                axes,
+                numbers,
+                place,
+                colour=REGIME_COLOURS[regime],
+                alpha=0.55 if moment == "ts" else 1.0,
+                label=MOMENTS[moment],
             )
         chance, _ = _numbers(runs, "chance", regime, "avg_fin")
         axes.axhline(chance, color=FAINT, linestyle=":", linewidth=1.2, label="chance @Fin")
@@ -105,7 +116,14 @@ def averages(runs: Sequence[Json]) -> Figure:
     return figure
 
 
-def _bars(axes: Axes, numbers: Sequence[tuple[float, float]], place: int, colour: str, alpha: float, label: str) -> None:
+def _bars(
+    axes: Axes,
+    numbers: Sequence[tuple[float, float]],
+    place: int,
+    colour: str,
+    alpha: float,
+    label: str,
+) -> None:
     """One of two bars at every method, with its spread."""
     where = np.arange(len(numbers)) + 0.38 * place - 0.19
     means, spreads = zip(*numbers, strict=True)
@@ -120,7 +138,12 @@ def accuracy_matrices(runs: Sequence[Json]) -> Figure:
     rows = figure.subplots(len(grouped), 2, squeeze=False)
     for line, (method, mine) in zip(rows, grouped.items(), strict=True):
         for axes, regime in zip(line, REGIMES, strict=True):
-            draw_matrix(axes, _mean_matrix([run[regime]["matrix"] for run in mine]), names, f"{method}, {SPOKEN[regime]}")
+            draw_matrix(
+                axes,
+                _mean_matrix([run[regime]["matrix"] for run in mine]),
+                names,
+                f"{method}, {SPOKEN[regime]}",
+            )
     return figure
 
 
@@ -128,7 +151,13 @@ def _mean_matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> list[l
     """Entry by entry; empty where any of them is."""
     tasks = range(len(matrices[0]))
     entries = [[[matrix[row][column] for matrix in matrices] for column in tasks] for row in tasks]
-    return [[None if None in values else float(np.mean(np.array(values, dtype=float))) for values in row] for row in entries]
+    return [
+        [
+            None if None in values else float(np.mean(np.array(values, dtype=float)))
+            for values in row
+        ]
+        for row in entries
+    ]
 
 
 def forgetting(runs: Sequence[Json]) -> Figure | None:
@@ -149,7 +178,11 @@ def forgetting(runs: Sequence[Json]) -> Figure | None:
 
 def reliability(runs: Sequence[Json], diagnostics: Sequence[Json]) -> Figure | None:
     """One reliability curve per method, all seeds together."""
-    pairs = [(run["method"], one["reliability"]) for run, one in zip(runs, diagnostics, strict=True) if one.get("reliability")]
+    pairs = [
+        (run["method"], one["reliability"])
+        for run, one in zip(runs, diagnostics, strict=True)
+        if one.get("reliability")
+    ]
     if not pairs:
         return None
     figure = canvas(5.4, 3.6)
@@ -176,12 +209,18 @@ def _pooled(bins: Sequence[Json]) -> dict[str, Any]:
 
 def novelty(runs: Sequence[Json]) -> Figure | None:
     """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
-    grouped = {method: mine for method, mine in by_method(runs).items() if any(run["novelty"] for run in mine)}
+    grouped = {
+        method: mine
+        for method, mine in by_method(runs).items()
+        if any(run["novelty"] for run in mine)
+    }
     if not grouped:
         return None
     figure = canvas(5.4, 3.0)
     axes = figure.subplots()
-    for place, (name, fill) in enumerate((("entropy", colour(2)), ("mutual_information", colour(3)))):
+    for place, (name, fill) in enumerate(
+        (("entropy", colour(2)), ("mutual_information", colour(3)))
+    ):
         numbers = [_numbers(mine, "novelty", name) for mine in grouped.values()]
         _bars(axes, numbers, place, colour=fill, alpha=1.0, label=name.replace("_", " "))
     axes.axhline(0.5, color=FAINT, linestyle=":", linewidth=1.2)
@@ -197,8 +236,18 @@ def cost(runs: Sequence[Json]) -> Figure:
     sent, clock = figure.subplots(1, 2, sharey=True)
     for place, (method, mine) in enumerate(by_method(runs).items()):
         height = [_read(run, ("class_agnostic", "avg_fin")) or np.nan for run in mine]
-        point = {"color": colour(place), "marker": MARKERS[place % len(MARKERS)], "linestyle": "none", "alpha": 0.8}
-        sent.plot([(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine], height, label=method, **point)
+        point = {
+            "color": colour(place),
+            "marker": MARKERS[place % len(MARKERS)],
+            "linestyle": "none",
+            "alpha": 0.8,
+        }
+        sent.plot(
+            [(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine],
+            height,
+            label=method,
+            **point,
+        )
         clock.plot([run["seconds"] for run in mine], height, **point)
     sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
     clock.set(title="Time", xlabel="seconds")
@@ -215,7 +264,10 @@ def sweep(setting: str, runs: Mapping[float, Sequence[Json]]) -> Figure:
         for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
             for place, method in enumerate(methods):
                 numbers = [
-                    _numbers([run for run in runs[value] if run["method"] == method], regime, "avg_fin") for value in values
+                    _numbers(
+                        [run for run in runs[value] if run["method"] == method], regime, "avg_fin"
+                    )
+                    for value in values
                 ]
                 means, spreads = zip(*numbers, strict=True)
                 axes.errorbar(

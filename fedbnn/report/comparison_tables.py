@@ -5,9 +5,20 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 from fedbnn.report import paired, published
-from fedbnn.report.tables import MOMENTS, REFERENCE, SPOKEN, Cell, Results, Row, Table, by_method, competes, spread
+from fedbnn.report.tables import (
+    MOMENTS,
+    REFERENCE,
+    SPOKEN,
+    Cell,
+    Results,
+    Row,
+    Table,
+    by_method,
+    competes,
+    spread,
+)
 
 Read = Callable[[Results], float | None]
 
@@ -23,28 +34,46 @@ def main(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
     """The accuracies: averages, paired differences, ours beside the paper's, and every task in both regimes."""
     runs = _readings(results)
     per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
-    return [averages(results), *paired.differences(runs, reference), *published.beside(runs), *per_task]
+    return [
+        averages(results),
+        *paired.differences(runs, reference),
+        *published.beside(runs),
+        *per_task,
+    ]
 
 
 def _readings(results: Sequence[Results]) -> list[Results]:
     """Each run, and after it the same run read off its linear rows where it was judged by both heads."""
     readings: list[Results] = []
     for run in results:
-        second = [{**run, **run["linear"], "method": f"{run['method']}, linear rows"}] if "linear" in run else []
+        second = (
+            [{**run, **run["linear"], "method": f"{run['method']}, linear rows"}]
+            if "linear" in run
+            else []
+        )
         readings += [run, *second]
     return readings
 
 
-def _table(title: str, runs: Sequence[Results], columns: Mapping[str, tuple[Read, int]], digits: int = 1) -> Table:
+def _table(
+    title: str, runs: Sequence[Results], columns: Mapping[str, tuple[Read, int]], digits: int = 1
+) -> Table:
     """Methods by columns; a column says how a number is read and whether high (+1), low (-1) or nothing (0) is best."""
     grouped = by_method(runs)
     rows = [
-        Row(_named(method, mine), tuple(spread([read(run) for run in mine], digits) for read, _ in columns.values()))
+        Row(
+            _named(method, mine),
+            tuple(spread([read(run) for run in mine], digits) for read, _ in columns.values()),
+        )
         for method, mine in grouped.items()
     ]
-    rivals = [place for place, mine in enumerate(grouped.values()) if competes(mine[0])] or list(range(len(rows)))
+    rivals = [place for place, mine in enumerate(grouped.values()) if competes(mine[0])] or list(
+        range(len(rows))
+    )
     signs = [sign for _, sign in columns.values()]
-    return Table(title, ("method", *columns), tuple(_crowned(rows, rivals, signs)), _footnotes(grouped))
+    return Table(
+        title, ("method", *columns), tuple(_crowned(rows, rivals, signs)), _footnotes(grouped)
+    )
 
 
 def _named(method: str, runs: Sequence[Results]) -> str:
@@ -56,9 +85,15 @@ def _named(method: str, runs: Sequence[Results]) -> str:
 def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
     """How many seeds stand behind the numbers, and who may win a column."""
     counts = sorted({len(runs) for runs in grouped.values()})
-    seeds = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds" if counts[-1] > 1 else "one seed"
+    seeds = (
+        f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+        if counts[-1] > 1
+        else "one seed"
+    )
     first = [runs[0] for runs in grouped.values()]
-    stores = ("[n]: stores n images of the past",) if any(run["replay_images"] for run in first) else ()
+    stores = (
+        ("[n]: stores n images of the past",) if any(run["replay_images"] for run in first) else ()
+    )
     if all(map(competes, first)) or not any(map(competes, first)):
         return (f"{seeds}; the best is marked", *stores)
     return (f"{seeds}; the best is marked, bounds and methods that store images apart", *stores)
@@ -66,14 +101,22 @@ def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
 
 def _crowned(rows: Sequence[Row], rivals: Sequence[int], signs: Sequence[int]) -> list[Row]:
     """The same rows with the best rival of each column marked."""
-    best = [_best([rows[place].cells[column].value for place in rivals], sign) for column, sign in enumerate(signs)]
+    best = [
+        _best([rows[place].cells[column].value for place in rivals], sign)
+        for column, sign in enumerate(signs)
+    ]
     return [_row_crowned(row, best) if place in rivals else row for place, row in enumerate(rows)]
 
 
 def _row_crowned(row: Row, best: Sequence[float | None]) -> Row:
     """Whoever prints the same number as the best is as good."""
-    wins = [top is not None and _prints(cell) == _prints(cell, top) for cell, top in zip(row.cells, best, strict=True)]
-    return replace(row, cells=tuple(replace(cell, best=win) for cell, win in zip(row.cells, wins, strict=True)))
+    wins = [
+        top is not None and _prints(cell) == _prints(cell, top)
+        for cell, top in zip(row.cells, best, strict=True)
+    ]
+    return replace(
+        row, cells=tuple(replace(cell, best=win) for cell, win in zip(row.cells, wins, strict=True))
+    )
 
 
 def _prints(cell: Cell, value: float | None = None) -> str:
@@ -105,7 +148,9 @@ def averages(results: Sequence[Results]) -> Table:
     columns: dict[str, tuple[Read, int]] = {}
     for regime in REGIMES:
         short = SPOKEN[regime].split("-")[-1]
-        columns |= {f"{short} {MOMENTS[moment]}": (_field(regime, f"avg_{moment}"), 1) for moment in MOMENTS}
+        columns |= {
+            f"{short} {MOMENTS[moment]}": (_field(regime, f"avg_{moment}"), 1) for moment in MOMENTS
+        }
         columns |= {f"{short} forgetting": (_field(regime, "forgetting"), -1)}
     table = _table("Averages over the tasks, in percent", runs, columns)
     chance = [_field("chance", regime, f"avg_{moment}") for regime in REGIMES for moment in MOMENTS]
@@ -120,7 +165,11 @@ def _per_task(runs: Sequence[Results], regime: str, moment: str) -> Table:
     columns["average"] = (_field(regime, f"avg_{moment}"), 1)
     table = _table(f"{SPOKEN[regime]} accuracy {MOMENTS[moment]}, in percent", runs, columns)
     chance = runs[0]["chance"][regime]
-    floor = Row("chance", tuple(Cell(value) for value in (*chance[moment], chance[f"avg_{moment}"])), quiet=True)
+    floor = Row(
+        "chance",
+        tuple(Cell(value) for value in (*chance[moment], chance[f"avg_{moment}"])),
+        quiet=True,
+    )
     return replace(table, rows=(*table.rows, floor))
 
 
@@ -146,7 +195,10 @@ def _mean_focus(regime: str) -> Read:
 
 
 def _novelty(runs: Sequence[Results]) -> Table:
-    columns = {name.replace("_", " "): (_field("novelty", name), 1) for name in ("entropy", "mutual_information")}
+    columns = {
+        name.replace("_", " "): (_field("novelty", name), 1)
+        for name in ("entropy", "mutual_information")
+    }
     return _table("AUROC for telling unseen from seen classes", runs, columns, digits=3)
 
 

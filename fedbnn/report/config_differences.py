@@ -20,9 +20,15 @@ class Differences:
 def between(configs: Mapping[str, Mapping[str, Any]]) -> Differences:
     """What differs between the configurations with these names; a dash where one has no such setting."""
     tables = [dict(flat(config)) for config in configs.values()]
-    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in OWN]
-    lines = {key: tuple(_text(table[key]) if key in table else "–" for table in tables) for key in keys}
-    return Differences(tuple(configs), {key: texts for key, texts in lines.items() if len(set(texts)) > 1})
+    keys = [
+        key for key in dict.fromkeys(key for table in tables for key in table) if key not in OWN
+    ]
+    lines = {
+        key: tuple(_text(table[key]) if key in table else "–" for table in tables) for key in keys
+    }
+    return Differences(
+        tuple(configs), {key: texts for key, texts in lines.items() if len(set(texts)) > 1}
+    )
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

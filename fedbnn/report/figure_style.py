@@ -15,7 +15,15 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+)
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, GREY)
 MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":")
@@ -40,7 +48,9 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedbnn",
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
+    ),
 }
 
 
@@ -76,12 +86,19 @@ def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
     """A y axis in percent, from 0 to a little above the highest value in it and in those that share it."""
     together = axes.get_shared_y_axes().get_siblings(axes)
     highest = max((float(one.dataLim.y1) for one in together if one.has_data()), default=100.0)
-    axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, min(102.0, max(10.0, 1.15 * highest))))
+    axes.set(
+        title=title,
+        xlabel=x_label,
+        ylabel="accuracy in %",
+        ylim=(0, min(102.0, max(10.0, 1.15 * highest))),
+    )
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
     """The legend of these axes under the whole figure, where it covers nothing."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
+    )
 
 
 def settled(drawn: Mapping[str, Figure | None]) -> dict[str, Figure]:
@@ -112,6 +129,8 @@ def inline_svg(figure: Figure, name: str) -> str:
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     text = written.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'\bid="(figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend)[^"]*"', "", text)
+    text = re.sub(
+        r'\bid="(figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend)[^"]*"', "", text
+    )
     text = re.sub(r' (width|height)="[0-9.]+pt"', "", text, count=2).replace(INK, "currentColor")
     return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 from fedbnn.report.figure_style import (
     BLUE,
     FAINT,
@@ -50,7 +50,14 @@ def focus_on_now(results: Json) -> Figure:
     figure, curve = with_schedule(results["shares"], results["task_names"])
     for regime in REGIMES:
         rounds, values = present(results["fon"][regime])
-        curve.plot(rounds, values, color=REGIME_COLOURS[regime], label=SPOKEN[regime], marker="o", markersize=3)
+        curve.plot(
+            rounds,
+            values,
+            color=REGIME_COLOURS[regime],
+            label=SPOKEN[regime],
+            marker="o",
+            markersize=3,
+        )
     percent_axis(curve, "Focus-on-Now accuracy")
     legend_below(figure, curve)
     return figure
@@ -83,10 +90,20 @@ def draw_schedule(axes: Axes, shares: Sequence[Sequence[float]], names: Sequence
     table = np.array([row for row in shares if len(row)], dtype=float).reshape(-1, len(names))
     rounds, below = np.arange(1, len(table) + 1), np.zeros(len(table))
     for task, name in enumerate(names):
-        axes.bar(rounds, table[:, task], bottom=below, width=1.0, color=colour(task), alpha=0.55, linewidth=0)
+        axes.bar(
+            rounds,
+            table[:, task],
+            bottom=below,
+            width=1.0,
+            color=colour(task),
+            alpha=0.55,
+            linewidth=0,
+        )
         _label(axes, rounds, table[:, task], below, name, len(names))
         below = below + table[:, task]
-    axes.set(ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, max(len(table), 1) + 0.5))
+    axes.set(
+        ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, max(len(table), 1) + 0.5)
+    )
     axes.grid(visible=False)
 
 
@@ -96,7 +113,14 @@ def _label(axes: Axes, rounds: Any, share: Any, below: Any, name: str, tasks: in
         strongest = np.flatnonzero(share >= share.max() - 1e-9)
         place = strongest[len(strongest) // 2]
         middle = below[place] + share[place] / 2
-        axes.text(rounds[strongest].mean(), middle, short(name, 60 // tasks), ha="center", va="center", fontsize=8)
+        axes.text(
+            rounds[strongest].mean(),
+            middle,
+            short(name, 60 // tasks),
+            ha="center",
+            va="center",
+            fontsize=8,
+        )
 
 
 def accuracy_matrix(results: Json) -> Figure:
@@ -110,19 +134,32 @@ def accuracy_matrix(results: Json) -> Figure:
     return figure
 
 
-def draw_matrix(axes: Axes, matrix: Sequence[Sequence[float | None]], names: Sequence[str], title: str) -> None:
+def draw_matrix(
+    axes: Axes, matrix: Sequence[Sequence[float | None]], names: Sequence[str], title: str
+) -> None:
     """A heat map with its numbers written in; what was not evaluated stays empty."""
-    values = np.array([[np.nan if value is None else value for value in row] for row in matrix], dtype=float)
+    values = np.array(
+        [[np.nan if value is None else value for value in row] for row in matrix], dtype=float
+    )
     axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     size = 9 if len(names) <= 6 else 6
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value) and len(names) <= 12:
             axes.text(
-                column, row, f"{value:.0f}", ha="center", va="center", fontsize=size, color="white" if value < 55 else "black"
+                column,
+                row,
+                f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=size,
+                color="white" if value < 55 else "black",
             )
     ticks, names = range(len(names)), list(map(short, names))
     axes.set_xticks(
-        ticks, names, rotation=35 if max(map(len, names)) > 4 else 0, ha="right" if max(map(len, names)) > 4 else "center"
+        ticks,
+        names,
+        rotation=35 if max(map(len, names)) > 4 else 0,
+        ha="right" if max(map(len, names)) > 4 else "center",
     )
     axes.set_yticks(ticks, names)
     axes.set_title(title)
@@ -137,12 +174,23 @@ def forgetting(results: Json) -> Figure | None:
     figure = canvas(5.4, 1.4 + 0.35 * len(names))
     axes, rows = figure.subplots(), np.arange(len(names))
     for place, regime in enumerate(REGIMES):
-        drops = [np.nan if value is None else value for value in results[regime]["forgetting_by_task"][:-1]]
-        axes.barh(rows + 0.38 * place - 0.19, drops, height=0.36, color=REGIME_COLOURS[regime], label=SPOKEN[regime])
+        drops = [
+            np.nan if value is None else value
+            for value in results[regime]["forgetting_by_task"][:-1]
+        ]
+        axes.barh(
+            rows + 0.38 * place - 0.19,
+            drops,
+            height=0.36,
+            color=REGIME_COLOURS[regime],
+            label=SPOKEN[regime],
+        )
     axes.axvline(0, color=FAINT, linewidth=0.8)
     axes.set_yticks(rows, list(map(short, names)))
     axes.invert_yaxis()
-    axes.set(title="Forgetting by task", xlabel="points lost from the best earlier evaluation to the end")
+    axes.set(
+        title="Forgetting by task", xlabel="points lost from the best earlier evaluation to the end"
+    )
     legend_below(figure, axes)
     return figure
 
@@ -160,7 +208,9 @@ def reliability(diagnostics: Json) -> Figure | None:
     return figure
 
 
-def draw_reliability(axes: Axes, bins: Json, line: str, label: str | None = None, shadow: bool = True) -> None:
+def draw_reliability(
+    axes: Axes, bins: Json, line: str, label: str | None = None, shadow: bool = True
+) -> None:
     """One reliability curve; bins without images are left out."""
     images = np.array(bins["images"], dtype=float)
     filled = images > 0
@@ -168,7 +218,13 @@ def draw_reliability(axes: Axes, bins: Json, line: str, label: str | None = None
     if shadow:
         edges = np.linspace(0, 1, len(images) + 1)
         axes.bar(
-            edges[:-1], images / max(images.sum(), 1), width=1 / len(images), align="edge", color=FAINT, alpha=0.3, linewidth=0
+            edges[:-1],
+            images / max(images.sum(), 1),
+            width=1 / len(images),
+            align="edge",
+            color=FAINT,
+            alpha=0.3,
+            linewidth=0,
         )
     confidence, right = np.array(bins["confidence"])[filled], np.array(bins["accuracy"])[filled]
     axes.plot(confidence, right, color=line, marker="o", markersize=4, label=label)
@@ -182,7 +238,9 @@ def uncertainty(results: Json, diagnostics: Json) -> Figure | None:
         return None
     figure = canvas(5.4, 3.0)
     areas = (
-        {one["round"]: one for one in results["novelty"]["by_round"]}.get(histograms["round"], {}) if results["novelty"] else {}
+        {one["round"]: one for one in results["novelty"]["by_round"]}.get(histograms["round"], {})
+        if results["novelty"]
+        else {}
     )
     for axes, name in zip(figure.subplots(1, 2), ("entropy", "mutual_information"), strict=True):
         _draw_histogram(axes, histograms[name])
@@ -196,8 +254,12 @@ def uncertainty(results: Json, diagnostics: Json) -> Figure | None:
 def _draw_histogram(axes: Axes, histogram: Json) -> None:
     for name, line in (("seen", BLUE), ("unseen", VERMILION)):
         counts = np.array(histogram[name], dtype=float)
-        axes.stairs(counts / max(counts.sum(), 1), histogram["edges"], fill=True, alpha=0.35, color=line)
-        axes.stairs(counts / max(counts.sum(), 1), histogram["edges"], color=line, label=f"{name} classes")
+        axes.stairs(
+            counts / max(counts.sum(), 1), histogram["edges"], fill=True, alpha=0.35, color=line
+        )
+        axes.stairs(
+            counts / max(counts.sum(), 1), histogram["edges"], color=line, label=f"{name} classes"
+        )
 
 
 def posterior_scale(results: Json) -> Figure | None:
@@ -206,12 +268,22 @@ def posterior_scale(results: Json) -> Figure | None:
         return None
     figure = canvas(5.4, 3.0)
     axes, rounds = figure.subplots(), [one["round"] for one in results["posterior"]]
-    for name, line in (("trunk", GREEN), ("rows", PURPLE)):
+    for name, line in (("backbone", GREEN), ("rows", PURPLE)):
         values = [one["scale"].get(name) for one in results["posterior"]]
         table = np.array([value or [np.nan] * 3 for value in values], dtype=float)
-        axes.plot(rounds, table[:, 1], color=line, label="feature extractor" if name == "trunk" else "class rows")
+        axes.plot(
+            rounds,
+            table[:, 1],
+            color=line,
+            label="feature extractor" if name == "backbone" else "class rows",
+        )
         axes.fill_between(rounds, table[:, 0], table[:, 2], color=line, alpha=0.2, linewidth=0)
-    axes.set(title="Posterior scale of the weights", xlabel="round", ylabel="standard deviation", yscale="log")
+    axes.set(
+        title="Posterior scale of the weights",
+        xlabel="round",
+        ylabel="standard deviation",
+        yscale="log",
+    )
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -222,15 +294,22 @@ def posterior_scale(results: Json) -> Figure | None:
 def communication(results: Json) -> Figure:
     """Bytes sent so far, and where the seconds went."""
     figure = canvas(5.4, 2.8)
-    traffic, clock = figure.subplots(1, 2)
+    stats, clock = figure.subplots(1, 2)
     for way, line in (("up", BLUE), ("down", VERMILION)):
         total = np.cumsum(results["bytes_by_round"][way]) / 1e6
-        traffic.plot(
-            range(1, len(total) + 1), total, color=line, label={"up": "clients to server", "down": "server to clients"}[way]
+        stats.plot(
+            range(1, len(total) + 1),
+            total,
+            color=line,
+            label={"up": "clients to server", "down": "server to clients"}[way],
         )
-    traffic.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
-    traffic.legend()
-    parts = {part: seconds for part, seconds in results["seconds_by_part"].items() if part not in ("round", "inner", "fold")}
+    stats.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
+    stats.legend()
+    parts = {
+        part: seconds
+        for part, seconds in results["seconds_by_part"].items()
+        if part not in ("round", "inner", "fold")
+    }
     clock.barh(list(parts), list(parts.values()), color=GREEN)
     clock.set(title="Time", xlabel="seconds")
     return figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Results, Row, Table, by_method, spread
 
 
@@ -19,9 +19,18 @@ def differences(runs: Sequence[Results], reference: str) -> list[Table]:
     for method, others in ((name, mine) for name, mine in grouped.items() if name != reference):
         pairs = [(own[other["seed"]], other) for other in others if other["seed"] in own]
         if pairs:
-            rows.append(Row(f"{reference} − {method}", tuple(_difference(pairs, *path) for path in columns.values())))
+            rows.append(
+                Row(
+                    f"{reference} − {method}",
+                    tuple(_difference(pairs, *path) for path in columns.values()),
+                )
+            )
     note = "difference of the averages on the same seeds, in points: mean ± standard deviation over the pairs"
-    return [Table(f"Paired differences against {reference}", ("pair", *columns), tuple(rows), (note,))] if rows else []
+    return (
+        [Table(f"Paired differences against {reference}", ("pair", *columns), tuple(rows), (note,))]
+        if rows
+        else []
+    )
 
 
 def _difference(pairs: Sequence[tuple[Results, Results]], regime: str, name: str) -> Cell:

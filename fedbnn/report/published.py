@@ -21,7 +21,11 @@ def beside(runs: Sequence[Results]) -> list[Table]:
     tables = []
     for moment in MOMENTS:
         printed = {line["method"]: _cells(line) for line in lines if line["moment"] == moment}
-        known = {name: cells for name, cells in printed.items() if len(cells) == len(runs[0]["task_names"]) + 1}
+        known = {
+            name: cells
+            for name, cells in printed.items()
+            if len(cells) == len(runs[0]["task_names"]) + 1
+        }
         if any(_base(method) in known for method in measured):
             tables.append(_table(known, measured, moment))
     return tables
@@ -35,16 +39,26 @@ def _lines() -> list[dict[str, str]]:
 
 def _cells(line: dict[str, str]) -> tuple[Cell, ...]:
     """The tasks the scenario has, then the average."""
-    pairs = [line[column].split("±") for column in line if column.startswith("task ") or column == "average"]
+    pairs = [
+        line[column].split("±")
+        for column in line
+        if column.startswith("task ") or column == "average"
+    ]
     return tuple(Cell(float(pair[0]), float(pair[1]), digits=2) for pair in pairs if pair != [""])
 
 
-def _table(printed: dict[str, tuple[Cell, ...]], measured: dict[str, list[Results]], moment: str) -> Table:
+def _table(
+    printed: dict[str, tuple[Cell, ...]], measured: dict[str, list[Results]], moment: str
+) -> Table:
     """Each line of the paper, and what was measured here for the same method."""
     rows = []
     for method, cells in printed.items():
         rows.append(Row(f"paper: {method}", cells, quiet=True))
-        rows += [Row(name, _own(mine, moment)) for name, mine in measured.items() if _base(name) == method]
+        rows += [
+            Row(name, _own(mine, moment))
+            for name, mine in measured.items()
+            if _base(name) == method
+        ]
     names = next(iter(measured.values()))[0]["task_names"]
     title = f"task-aware accuracy {MOMENTS[moment]} beside the paper, in percent"
     return Table(title, ("method", *names, "average"), tuple(rows), (NOTE,))
@@ -52,7 +66,9 @@ def _table(printed: dict[str, tuple[Cell, ...]], measured: dict[str, list[Result
 
 def _own(runs: Sequence[Results], moment: str) -> tuple[Cell, ...]:
     parts = [run["task_aware"] for run in runs]
-    per_task = [spread([part[moment][task] for part in parts]) for task in range(len(runs[0]["task_names"]))]
+    per_task = [
+        spread([part[moment][task] for part in parts]) for task in range(len(runs[0]["task_names"]))
+    ]
     return (*per_task, spread([part[f"avg_{moment}"] for part in parts]))
 
 

@@ -40,7 +40,10 @@ def _lost(results: Results) -> str:
 
 
 def _incidents(results: Results) -> str:
-    counts = {"update refused": len(results["refused"]), "client without an answer": len(results["failed"])}
+    counts = {
+        "update refused": len(results["refused"]),
+        "client without an answer": len(results["failed"]),
+    }
     parts = [_count(count, words) for words, count in counts.items() if count]
     return f"Not counted: {' and '.join(parts)}." if parts else ""
 
@@ -60,8 +63,16 @@ def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> str:
     if not ended:
         return f"{counted}; none has reached its last round yet."
     rivals = {method: value for method, value in ended.items() if competes(grouped[method][0])}
-    apart = [_apart(method, grouped[method][0], value) for method, value in ended.items() if method not in rivals]
-    against = [_against(reference, other, finals) for other in ended if other != reference] if reference in ended else []
+    apart = [
+        _apart(method, grouped[method][0], value)
+        for method, value in ended.items()
+        if method not in rivals
+    ]
+    against = (
+        [_against(reference, other, finals) for other in ended if other != reference]
+        if reference in ended
+        else []
+    )
     return " ".join(filter(None, [f"{counted}. {MEASURE}", _highest(rivals), *apart, *against]))
 
 
@@ -82,7 +93,9 @@ def _highest(rivals: Mapping[str, float]) -> str:
 def _apart(method: str, run: Results, value: float) -> str:
     """A method that does not compete, as what it is."""
     if run["replay_images"]:
-        return f"{method} ends at {value:.1f} % with the help of {run['replay_images']} stored images."
+        return (
+            f"{method} ends at {value:.1f} % with the help of {run['replay_images']} stored images."
+        )
     kind, _, meaning = run["notes"]["bound"].partition(": ")
     return f"The {kind} bound {method}{f' ({meaning})' if meaning else ''} ends at {value:.1f} %."
 
@@ -125,11 +138,16 @@ def of_sweep(key: str, points: Mapping[str, Sequence[Results]]) -> str:
 
 def _range(method: str, points: Mapping[str, Sequence[Results]]) -> str:
     """Where a method ends lowest and highest, and at which values."""
-    finals = {value: _finals([run for run in runs if run["method"] == method]) for value, runs in points.items()}
+    finals = {
+        value: _finals([run for run in runs if run["method"] == method])
+        for value, runs in points.items()
+    }
     ended = {value: mean(by_seed.values()) for value, by_seed in finals.items() if by_seed}
     if not ended:
         return ""
     low, high = (choose(ended, key=lambda value: ended[value]) for choose in (min, max))
     if ended[low] == ended[high]:
         return f"{method} ends at {ended[low]:.1f} %."
-    return f"{method} ends between {ended[low]:.1f} % (at {low}) and {ended[high]:.1f} % (at {high})."
+    return (
+        f"{method} ends between {ended[low]:.1f} % (at {low}) and {ended[high]:.1f} % (at {high})."
+    )

@@ -10,14 +10,37 @@ from rich.text import Text
 
 from fedbnn.report.tables import Cell, Table
 
-LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "–": "--", "−": "$-$", "±": r"$\pm$"})
-LATEX |= str.maketrans({"{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"})
+LATEX = str.maketrans(
+    {
+        "_": r"\_",
+        "%": r"\%",
+        "&": r"\&",
+        "#": r"\#",
+        "$": r"\$",
+        "–": "--",
+        "−": "$-$",
+        "±": r"$\pm$",
+    }
+)
+LATEX |= str.maketrans(
+    {
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+    }
+)
 
 
 def terminal(table: Table) -> RichTable:
     """For a terminal of any width: nothing is cut off, and the best have a star where there is no colour."""
     drawn = RichTable(
-        title=Text(table.title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        title=Text(table.title, "bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
     drawn.add_column(table.heads[0], overflow="fold")
@@ -27,7 +50,9 @@ def terminal(table: Table) -> RichTable:
         last_task = row is table.rows[-1] and row.name == "average"
         style = "dim" if row.quiet else "bold" if last_task else ""
         drawn.add_row(
-            Text(row.name), *(Text(_starred(cell), "bold green" if cell.best else "") for cell in row.cells), style=style
+            Text(row.name),
+            *(Text(_starred(cell), "bold green" if cell.best else "") for cell in row.cells),
+            style=style,
         )
     return drawn
 
@@ -40,8 +65,13 @@ def _starred(cell: Cell) -> str:
 def markdown(table: Table) -> str:
     """A pipe table under its title; the best in bold."""
     lines = [table.heads, ("---", *("---:" for _ in table.heads[1:]))]
-    lines += [(row.name, *(f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells)) for row in table.rows]
-    body = "\n".join("| " + " | ".join(part.replace("|", r"\|") for part in line) + " |" for line in lines)
+    lines += [
+        (row.name, *(f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells))
+        for row in table.rows
+    ]
+    body = "\n".join(
+        "| " + " | ".join(part.replace("|", r"\|") for part in line) + " |" for line in lines
+    )
     notes = "".join(f"\n{note}.  " for note in table.notes)
     return f"**{table.title}**\n\n{body}\n{notes}\n"
 
@@ -49,10 +79,20 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """A booktabs table; needs `\\usepackage{booktabs}`."""
     lines = [[_escape(row.name), *map(_latex_cell, row.cells)] for row in table.rows]
-    body = [" & ".join(map(_escape, table.heads)) + r" \\", r"\midrule", *(" & ".join(line) + r" \\" for line in lines)]
+    body = [
+        " & ".join(map(_escape, table.heads)) + r" \\",
+        r"\midrule",
+        *(" & ".join(line) + r" \\" for line in lines),
+    ]
     columns = "l" + "r" * (len(table.heads) - 1)
     caption = _escape(". ".join([table.title, *table.notes]))
-    top = [r"\begin{table}", r"\centering", rf"\caption{{{caption}.}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    top = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}.}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+    ]
     return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
@@ -74,6 +114,11 @@ def comma_separated(tables: Sequence[Table]) -> str:
         for row in table.rows:
             for head, cell in zip(table.heads[1:], row.cells, strict=True):
                 writer.writerow(
-                    (table.title, row.name, head, *("" if part is None else part for part in (cell.value, cell.spread)))
+                    (
+                        table.title,
+                        row.name,
+                        head,
+                        *("" if part is None else part for part in (cell.value, cell.spread)),
+                    )
                 )
     return written.getvalue()

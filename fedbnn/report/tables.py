@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 
 Results = Mapping[str, Any]
 SPOKEN = {"task_aware": "task-aware", "class_agnostic": "class-agnostic"}
@@ -56,11 +56,27 @@ def of_run(results: Results) -> Table:
     aware, agnostic, chance = results["task_aware"], results["class_agnostic"], results["chance"]
     columns = [
         *((aware, "ts"), (aware, "fin"), (chance["task_aware"], "fin")),
-        *((agnostic, "ts"), (chance["class_agnostic"], "ts"), (agnostic, "fin"), (chance["class_agnostic"], "fin")),
+        *(
+            (agnostic, "ts"),
+            (chance["class_agnostic"], "ts"),
+            (agnostic, "fin"),
+            (chance["class_agnostic"], "fin"),
+        ),
     ]
-    heads = ("aware @TS", "aware @Fin", "aware chance", "agnostic @TS", "chance @TS", "agnostic @Fin", "chance @Fin")
+    heads = (
+        "aware @TS",
+        "aware @Fin",
+        "aware chance",
+        "agnostic @TS",
+        "chance @TS",
+        "agnostic @Fin",
+        "chance @Fin",
+    )
     names = results["task_names"]
-    rows = [Row(name, tuple(Cell(part[moment][task]) for part, moment in columns)) for task, name in enumerate(names)]
+    rows = [
+        Row(name, tuple(Cell(part[moment][task]) for part, moment in columns))
+        for task, name in enumerate(names)
+    ]
     average = Row("average", tuple(Cell(part[f"avg_{moment}"]) for part, moment in columns))
     notes = tuple(_story(SPOKEN[regime], results[regime]) for regime in REGIMES)
     return Table("Accuracy in percent", ("task", *heads), (*rows, average), notes)
@@ -70,7 +86,9 @@ def _story(regime: str, part: Mapping[str, Any]) -> str:
     """What the accuracies do not show."""
     texts = [Cell(part["forgetting"]).text(), Cell(part["backward_transfer"], signed=True).text()]
     texts += [Cell(part[name], digits=3).text() for name in ("nll", "brier", "ece")]
-    return "{}: forgetting {}, backward transfer {}, NLL {}, Brier {}, ECE {}".format(regime, *texts)
+    return "{}: forgetting {}, backward transfer {}, NLL {}, Brier {}, ECE {}".format(
+        regime, *texts
+    )
 
 
 def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
@@ -91,4 +109,6 @@ def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False
     present = [value for value in values if value is not None]
     if not present:
         return Cell(None, digits=digits)
-    return Cell(mean(present), stdev(present) if len(present) > 1 else None, signed=signed, digits=digits)
+    return Cell(
+        mean(present), stdev(present) if len(present) > 1 else None, signed=signed, digits=digits
+    )

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 PACKAGES = (
-    *("fedbnn", "torch", "torchvision", "pytorch-lightning", "pyro-ppl", "torchmetrics", "numpy", "scikit-learn"),
+    *(
+        "fedbnn",
+        "torch",
+        "torchvision",
+        "pytorch-lightning",
+        "pyro-ppl",
+        "torchmetrics",
+        "numpy",
+        "scikit-learn",
+    ),
     *("safetensors", "jsonargparse", "rich", "matplotlib", "jinja2", "wandb", "flwr"),
 )
 
@@ -21,9 +30,13 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "accelerators": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "accelerators": [
+            torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+        ],
         "packages": _versions(),
         "commit": _commit(),
     }
@@ -65,7 +78,9 @@ def _commit() -> str | None:
 def _git(where: Path, *arguments: str) -> str:
     """What git answers; nothing when there is no git or no repository."""
     try:
-        answer = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=True)
+        answer = subprocess.run(
+            ["git", *arguments], cwd=where, capture_output=True, text=True, timeout=10, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return answer.stdout.strip()

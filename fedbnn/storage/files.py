@@ -21,7 +21,9 @@ def writing(where: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         fix = "make room or choose another run_dir; what was committed is intact"
-        raise RunDirectoryError(f"cannot write: {reason}", str(error.filename or where), fix) from error
+        raise RunDirectoryError(
+            f"cannot write: {reason}", str(error.filename or where), fix
+        ) from error
 
 
 def sync_directory(directory: Path) -> None:

@@ -94,7 +94,11 @@ class Ledger:
         payload = (self._clients / entry.name).read_bytes()
         if digest(payload) != entry.sha256:
             fix = "resume the run: it falls back to a round that is whole"
-            raise RunDirectoryError(f"the private state of client {client} is damaged", str(self._clients / entry.name), fix)
+            raise RunDirectoryError(
+                f"the private state of client {client} is damaged",
+                str(self._clients / entry.name),
+                fix,
+            )
         return payload
 
     def _newest_whole(self) -> Manifest:
@@ -104,7 +108,9 @@ class Ledger:
             try:
                 return manifests.load(self._root, number)
             except Damaged as damage:
-                self._warn(f"round {number} is damaged ({damage}); falling back to the round before it")
+                self._warn(
+                    f"round {number} is damaged ({damage}); falling back to the round before it"
+                )
         if rounds:
             fix = "restore the directory from a copy, or start again under another name"
             raise RunDirectoryError("every kept round is damaged", str(self._root), fix)
@@ -114,12 +120,16 @@ class Ledger:
         LOG.warning("%s: %s", self._root, text)
         self.warnings.append(text)
 
-    def commit(self, round: int, state: State, privates: Mapping[int, bytes], record: Mapping[str, Any]) -> None:
+    def commit(
+        self, round: int, state: State, privates: Mapping[int, bytes], record: Mapping[str, Any]
+    ) -> None:
         """Make `round` the newest round, all or nothing; `privates` are those of the clients that changed theirs."""
         if round != self.round + 1:
             raise ValueError(f"round {round} cannot follow round {self.round}")
         with writing(self._root):
-            changed = {client: self._keep_private(round, client, privates[client]) for client in privates}
+            changed = {
+                client: self._keep_private(round, client, privates[client]) for client in privates
+            }
             sync_directory(self._clients)
             payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
             digests = {name: digest(payload) for name, payload in payloads.items()}
@@ -172,14 +182,18 @@ class Ledger:
         names: set[str] = set()
         for number in rounds:
             try:
-                names.update(entry.name for entry in manifests.peek(self._root, number).clients.values())
+                names.update(
+                    entry.name for entry in manifests.peek(self._root, number).clients.values()
+                )
             except Damaged:
                 continue
         return names
 
     def _sweep(self) -> None:
         """Remove what an interrupted process left: names with a dot, spools, client files that no round names."""
-        needed = self._needed(number for number in manifests.rounds(self._root) if number <= self.round)
+        needed = self._needed(
+            number for number in manifests.rounds(self._root) if number <= self.round
+        )
         with writing(self._root):
             for path in [*self._root.glob(".*"), self._root / "spool"]:
                 remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -18,7 +18,9 @@ class Lock:
             self.release()
             holder = path.read_text().strip() or "unknown"
             fix = "wait until it ends, or choose another run_dir"
-            raise RunDirectoryError(f"the run directory is in use by pid {holder}", str(path.parent.parent), fix) from error
+            raise RunDirectoryError(
+                f"the run directory is in use by pid {holder}", str(path.parent.parent), fix
+            ) from error
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"{os.getpid()}\n".encode())
 

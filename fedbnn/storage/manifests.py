@@ -45,7 +45,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """`{"format", "body", "sha256"}`, where the digest covers format and body."""
-        clients = {str(entry.client): [entry.round, entry.sha256] for entry in self.clients.values()}
+        clients = {
+            str(entry.client): [entry.round, entry.sha256] for entry in self.clients.values()
+        }
         body = {"round": self.round, "files": dict(self.files), "clients": clients}
         content: dict[str, object] = {"format": FORMAT, "body": body}
         return as_json({**content, "sha256": digest(as_json(content))})
@@ -58,7 +60,10 @@ class Manifest:
             what = f"the run was written in the newer format {content['format']}, this version reads {FORMAT}"
             raise RunDirectoryError(what, fix="upgrade fedbnn to resume it")
         body = content["body"]
-        clients = {int(name): ClientFile(int(name), number, sha256) for name, (number, sha256) in body["clients"].items()}
+        clients = {
+            int(name): ClientFile(int(name), number, sha256)
+            for name, (number, sha256) in body["clients"].items()
+        }
         return cls(body["round"], body["files"], clients)
 
 

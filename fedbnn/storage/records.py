@@ -15,7 +15,11 @@ METRICS = "metrics.jsonl"
 def read(run_dir: Path) -> list[Record]:
     """The rounds on record, in order; a last line cut short by a crash is left out."""
     path = run_dir / METRICS
-    return [record for record in map(_parse, path.read_text().splitlines()) if record] if path.exists() else []
+    return (
+        [record for record in map(_parse, path.read_text().splitlines()) if record]
+        if path.exists()
+        else []
+    )
 
 
 def _parse(line: str) -> Record | None:

@@ -22,7 +22,13 @@ class Rejected:
         with writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
         stem = f"r{round:06d}-{exchange}-client{client}-{digest(payload)[:8]}"
-        facts = {"round": round, "exchange": exchange, "client": client, "bytes": len(payload), "reason": reason}
+        facts = {
+            "round": round,
+            "exchange": exchange,
+            "client": client,
+            "bytes": len(payload),
+            "reason": reason,
+        }
         write_atomic(self.directory / f"{stem}.bin", payload[: int(self.megabytes * 2**20)])
         write_atomic(self.directory / f"{stem}.json", as_json(facts))
         self._forget_oldest()

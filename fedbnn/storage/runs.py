@@ -13,7 +13,9 @@ from fedbnn.storage.ledger import Ledger
 _CONFIG, _FINISHED = "config.json", "finished.json"
 
 
-def start(ledger: Ledger, config: Mapping[str, Any], beside: Mapping[str, bytes] | None = None) -> None:
+def start(
+    ledger: Ledger, config: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+) -> None:
     """Make a directory a run: first the files `beside`, and last the configuration, without which there is no run.
 
     A directory that holds rounds already is refused untouched; one that was stopped before its first round begins anew.
@@ -37,9 +39,14 @@ def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str
     now = dict(flat(_plain(config)))
     for key in sorted(started.keys() | now.keys()):
         if started.get(key) != now.get(key) and not _covered(key, may_differ):
-            then, today = (json.dumps(table[key]) if key in table else "absent" for table in (started, now))
+            then, today = (
+                json.dumps(table[key]) if key in table else "absent" for table in (started, now)
+            )
             fix = "resume with the value it was started with, or start a new run"
-            raise RunDirectoryError(f"cannot resume with another configuration: {key} was {then}, now it is {today}", fix=fix)
+            raise RunDirectoryError(
+                f"cannot resume with another configuration: {key} was {then}, now it is {today}",
+                fix=fix,
+            )
 
 
 def finish(ledger: Ledger) -> None:
@@ -59,7 +66,9 @@ def find(which: str, root: Path) -> Path:
         return _begun(Path(which))
     runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
     if not runs:
-        raise RunDirectoryError("there is no run to resume", str(root), "start one without --resume")
+        raise RunDirectoryError(
+            "there is no run to resume", str(root), "start one without --resume"
+        )
     return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
 
 
@@ -69,8 +78,12 @@ def _begun(run_dir: Path) -> Path:
     if (state / _CONFIG).is_file():
         return run_dir
     if state.is_dir():
-        raise RunDirectoryError("this run was stopped before it began", str(run_dir), "start it again without --resume")
-    raise RunDirectoryError("there is no run to resume", str(run_dir), "give the directory of a run, or `last`")
+        raise RunDirectoryError(
+            "this run was stopped before it began", str(run_dir), "start it again without --resume"
+        )
+    raise RunDirectoryError(
+        "there is no run to resume", str(run_dir), "give the directory of a run, or `last`"
+    )
 
 
 def _file(ledger: Ledger, name: str) -> Path:
@@ -81,11 +94,15 @@ def _read(ledger: Ledger) -> dict[str, Any]:
     """The configuration the run was started with."""
     path = _file(ledger, _CONFIG)
     if not path.exists():
-        raise RunDirectoryError("there is no run to resume", str(ledger.run_dir), "start it without --resume")
+        raise RunDirectoryError(
+            "there is no run to resume", str(ledger.run_dir), "start it without --resume"
+        )
     try:
         config = json.loads(path.read_bytes())
     except ValueError as error:
-        raise RunDirectoryError("the stored configuration is damaged", str(path), "restore it from a copy") from error
+        raise RunDirectoryError(
+            "the stored configuration is damaged", str(path), "restore it from a copy"
+        ) from error
     return dict(config)
 
 

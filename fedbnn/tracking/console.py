@@ -7,11 +7,19 @@ from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console as Screen
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedbnn.evaluation.judging import REGIMES
+from fedbnn.evaluation.predictions import REGIMES
 from fedbnn.report import table_formats, tables
 
 Record = Mapping[str, Any]
@@ -34,14 +42,21 @@ class Console:
     def __init__(self, rounds: int, done: int = 0, file: TextIO | None = None) -> None:
         self.screen = Screen(file=file, highlight=False, soft_wrap=False)
         live = self.screen.is_terminal and not self.screen.is_dumb_terminal
-        self._display: Display = LiveRounds(self.screen, rounds, done) if live else PlainRounds(self.screen, rounds)
+        self._display: Display = (
+            LiveRounds(self.screen, rounds, done) if live else PlainRounds(self.screen, rounds)
+        )
         self._live = live
 
     def __enter__(self) -> Self:
         self._display.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._display.stop()
 
     def say(self, text: str) -> None:
@@ -94,8 +109,12 @@ class LiveRounds:
             TimeRemainingColumn(),
             TextColumn("{task.fields[now]}"),
         ]
-        self._progress = Progress(TextColumn("{task.description}"), *moving, console=screen, transient=True)
-        self._rounds: TaskID = self._progress.add_task("rounds", total=rounds, completed=done, now="")
+        self._progress = Progress(
+            TextColumn("{task.description}"), *moving, console=screen, transient=True
+        )
+        self._rounds: TaskID = self._progress.add_task(
+            "rounds", total=rounds, completed=done, now=""
+        )
         self._clients: TaskID = self._progress.add_task("clients", total=None, now="")
         self._screen = screen
 
@@ -150,20 +169,35 @@ class PlainRounds:
         if number % self._step and number not in (1, self._last) and not incidents:
             return
         seconds = record.get("seconds", {}).get("round", 0.0)
-        parts = [f"round {number:>{len(str(self._last))}}/{self._last}", f"{len(record['clients'])} clients", _accuracy(record)]
-        _line(self._screen, "  ".join(part for part in (*parts, f"{seconds:.1f} s", *incidents) if part))
+        parts = [
+            f"round {number:>{len(str(self._last))}}/{self._last}",
+            f"{len(record['clients'])} clients",
+            _accuracy(record),
+        ]
+        _line(
+            self._screen,
+            "  ".join(part for part in (*parts, f"{seconds:.1f} s", *incidents) if part),
+        )
 
 
 def _accuracy(record: Record) -> str:
     """The Focus-on-Now accuracy in both regimes."""
     now = record.get("fon")
-    return "now " + ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES) if now else ""
+    return (
+        "now " + ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES)
+        if now
+        else ""
+    )
 
 
 def _incidents(record: Record) -> list[str]:
     """Clients that sent nothing or were refused, each by name with the reason."""
     words = {"failed": "failed", "refused": "was refused"}
-    return [f"client {client} {word}: {why}" for key, word in words.items() for client, why in (record.get(key) or {}).items()]
+    return [
+        f"client {client} {word}: {why}"
+        for key, word in words.items()
+        for client, why in (record.get(key) or {}).items()
+    ]
 
 
 def _line(screen: Screen, text: str) -> None:
@@ -173,7 +207,9 @@ def _line(screen: Screen, text: str) -> None:
 
 def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
     """Print the schedule of a dry run: one line per row, the keys of the first row are the columns."""
-    drawn = Grid(*(str(name).replace("_", " ") for name in rows[0]), title="Schedule", title_justify="left")
+    drawn = Grid(
+        *(str(name).replace("_", " ") for name in rows[0]), title="Schedule", title_justify="left"
+    )
     for row in rows:
         drawn.add_row(*(Text(_plain(value)) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Say = Callable[[str], None]
 Mode = Literal["auto", "online", "offline", "off"]
-PLAIN_FAILURES = (ImportError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+PLAIN_FAILURES = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+)
 CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 FOREIGN = ("wandb.", "google.protobuf.")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
@@ -67,7 +76,14 @@ class Tracker:
         self.run_dir = run_dir
         self.mirror = Mirror(track, run_dir, say)
 
-    def start(self, config: Mapping[str, Any], group: str, name: str, committed: int, record: Mapping[str, Any] | None) -> None:
+    def start(
+        self,
+        config: Mapping[str, Any],
+        group: str,
+        name: str,
+        committed: int,
+        record: Mapping[str, Any] | None,
+    ) -> None:
         """Begin, or go on after the last committed round, whose line is put back if a crash lost it.
 
         The mirror is called `group` and `name` where the user did not choose.
@@ -111,7 +127,9 @@ class Mirror:
         if mode in ("online", "offline") and self._run is None:
             self._run = self._attempt("is not used", lambda: begin("offline"))
             if self._run is not None:
-                self._say(f"W&B is offline; to upload this run later: wandb sync {self._run_dir}/wandb/offline-run-*")
+                self._say(
+                    f"W&B is offline; to upload this run later: wandb sync {self._run_dir}/wandb/offline-run-*"
+                )
 
     def _online(self, begin: "Callable[[], Run]") -> "Run | None":
         """An online run if the server answers; if it answers and refuses, the next run needs a new id."""
@@ -122,7 +140,9 @@ class Mirror:
             self._cursor.renew()
         return run
 
-    def _begin(self, mode: Literal["online", "offline"], config: Mapping[str, Any], group: str, name: str) -> "Run":
+    def _begin(
+        self, mode: Literal["online", "offline"], config: Mapping[str, Any], group: str, name: str
+    ) -> "Run":
         import wandb
 
         settings = _settings(self._track.patience)
@@ -171,7 +191,9 @@ class Mirror:
         except _failures() as error:
             self._run = None
             reason = KEY.sub("***", " ".join(str(error).split()))[:200]
-            self._say(f"W&B {trouble} ({type(error).__name__}: {reason}); training goes on, metrics.jsonl has everything")
+            self._say(
+                f"W&B {trouble} ({type(error).__name__}: {reason}); training goes on, metrics.jsonl has everything"
+            )
             return None
 
 
@@ -180,7 +202,9 @@ def _hand_over(run: "Run", results: Mapping[str, Any], figures: Sequence[Path]) 
     import wandb
 
     run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
-    run.summary.update(records.flat({key: value for key, value in results.items() if key not in CURVES}))
+    run.summary.update(
+        records.flat({key: value for key, value in results.items() if key not in CURVES})
+    )
 
 
 def _mode(track: Track) -> Mode:
@@ -203,7 +227,9 @@ def _knock(patience: float) -> bool:
 
     server = urlsplit(wandb.setup().settings.base_url)
     if not getproxies():
-        socket.create_connection((server.hostname or "", server.port or 443), timeout=patience).close()
+        socket.create_connection(
+            (server.hostname or "", server.port or 443), timeout=patience
+        ).close()
     return True
 
 

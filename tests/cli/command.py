@@ -24,7 +24,9 @@ track: {wandb: "off"}
 
 def process(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """`python train.py WORDS` in a process of its own, with no terminal."""
-    return subprocess.run(command(*words), cwd=folder, env=environment(**variables), capture_output=True, text=True)
+    return subprocess.run(
+        command(*words), cwd=folder, env=environment(**variables), capture_output=True, text=True
+    )
 
 
 @contextmanager
@@ -46,7 +48,11 @@ def command(*words: str) -> list[str]:
 
 def environment(**variables: str) -> dict[str, str]:
     """What the process inherits: this environment, and where our packages are."""
-    plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    plain = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    }
     return {**plain, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
 
 
@@ -63,4 +69,8 @@ def final(run_dir: Path) -> str:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Every file below a folder with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

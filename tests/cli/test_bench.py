@@ -9,7 +9,9 @@ from fedbnn.cli import bench_step as step
 from tests.cli.command import fedbnn, files
 
 
-def test_a_step_is_measured_against_the_standard_one(home: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_step_is_measured_against_the_standard_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setattr(step, "CASES", {"lenet": (4, 3)})
     assert fedbnn("bench", "--repeats", 1, "--out", "deep/step.json") == 0
     shown = capsys.readouterr().out
@@ -21,20 +23,57 @@ def test_a_step_is_measured_against_the_standard_one(home: Path, monkeypatch: py
     assert ratios.keys() >= {"SNN, fused Adam", "FedBNN (Pyro)", "FedBNN, function prior"}
     assert all(ratio > 0 for ratio in ratios.values())
     assert measured["environment"]["packages"]["torch"]
-    assert all(low <= row["median_ms"] <= high for row in measured["rows"] for low, high in [row["quartiles_ms"]])
+    assert all(
+        low <= row["median_ms"] <= high
+        for row in measured["rows"]
+        for low, high in [row["quartiles_ms"]]
+    )
 
 
 def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Path, capsys) -> None:
-    assert fedbnn("bench", "engines", "--config", "tiny.yaml", "--repeats", 5, "--workers", 2, "--out", "engines.json") == 0
+    assert (
+        fedbnn(
+            "bench",
+            "engines",
+            "--config",
+            "tiny.yaml",
+            "--repeats",
+            5,
+            "--workers",
+            2,
+            "--out",
+            "engines.json",
+        )
+        == 0
+    )
     rows = json.loads((home / "engines.json").read_text())["rows"]
-    assert [(row["name"], row["same_bytes"]) for row in rows] == [("serial", True), ("processes", True)]
+    assert [(row["name"], row["same_bytes"]) for row in rows] == [
+        ("serial", True),
+        ("processes", True),
+    ]
     assert rows[0]["ratio"] == 1.0
     assert "same_bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("method", "exchanged"), [("fedbnn", True), ("fedavg", False)])
-def test_overhead_is_a_share_of_the_round_and_so_are_statistics(home: Path, method: str, exchanged: bool) -> None:
-    assert fedbnn("bench", "overhead", "--config", "tiny.yaml", "--method", method, "--repeats", 1, "--out", "overhead.json") == 0
+def test_overhead_is_a_share_of_the_round_and_so_are_statistics(
+    home: Path, method: str, exchanged: bool
+) -> None:
+    assert (
+        fedbnn(
+            "bench",
+            "overhead",
+            "--config",
+            "tiny.yaml",
+            "--method",
+            method,
+            "--repeats",
+            1,
+            "--out",
+            "overhead.json",
+        )
+        == 0
+    )
     (row,) = json.loads((home / "overhead.json").read_text())["rows"]
     assert 0 < row["making_batches"] < row["outside_compute"] < 1
     assert row["overhead"] == pytest.approx(row["outside_compute"] - row["making_batches"])
@@ -45,30 +84,59 @@ def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> Non
     text = (home / "tiny.yaml").read_text()
     assert "rounds_per_task: 2" in text
     (home / "ends.yaml").write_text(text.replace("rounds_per_task: 2", "boundaries: [30, 70]"))
-    assert fedbnn("bench", "overhead", "--config", "ends.yaml", "--repeats", 1, "--out", "overhead.json") == 0
+    assert (
+        fedbnn(
+            "bench", "overhead", "--config", "ends.yaml", "--repeats", 1, "--out", "overhead.json"
+        )
+        == 0
+    )
     assert json.loads((home / "overhead.json").read_text())["rows"][0]["rounds"] == 1
 
 
 @pytest.mark.slow
-def test_registered_clients_and_participants_are_measured_each_in_its_own_process(home: Path, capsys) -> None:
-    asked = ("--clients", "20,200", "--participants", "4,40", "--method", "fedbnn", "--out", "scale.json")
+def test_registered_clients_and_participants_are_measured_each_in_its_own_process(
+    home: Path, capsys
+) -> None:
+    asked = (
+        "--clients",
+        "20,200",
+        "--participants",
+        "4,40",
+        "--method",
+        "fedbnn",
+        "--out",
+        "scale.json",
+    )
     assert fedbnn("bench", "scale", *asked) == 0
     rows = json.loads((home / "scale.json").read_text())["rows"]
-    assert [(row["registered"], row["participants"]) for row in rows] == [(20, 10), (200, 10), (1000, 4), (1000, 40)]
+    assert [(row["registered"], row["participants"]) for row in rows] == [
+        (20, 10),
+        (200, 10),
+        (1000, 4),
+        (1000, 40),
+    ]
     assert all(0 < row["round_seconds"] < 60 and 50 < row["peak_mib"] < 4000 for row in rows)
-    assert rows[3]["peak_mib"] < 1.1 * rows[2]["peak_mib"], "36 more updates of 9 MB each, folded one by one"
+    assert rows[3]["peak_mib"] < 1.1 * rows[2]["peak_mib"], (
+        "36 more updates of 9 MB each, folded one by one"
+    )
     assert files(home).keys() >= {"scale.json", "scale.png"}
     assert "registered" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [("stepp",), ("step", "--repeats", "0"), ("scale", "--clients", "10,many")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("stepp",), ("step", "--repeats", "0"), ("scale", "--clients", "10,many")],
+    ids=" ".join,
+)
 def test_what_cannot_be_measured_is_one_line(words: tuple[str, ...], home: Path, capsys) -> None:
     assert fedbnn("bench", *words) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert list(files(home)) == ["tiny.yaml"]
 
 
-def test_a_report_is_written_again_and_several_runs_together(finished: Path, home: Path, capsys) -> None:
+def test_a_report_is_written_again_and_several_runs_together(
+    finished: Path, home: Path, capsys
+) -> None:
     page = finished / "report.html"
     before = page.read_bytes()
     page.unlink()

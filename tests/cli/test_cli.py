@@ -22,12 +22,19 @@ def test_every_command_named_has_a_main(name: str) -> None:
 
 def test_every_file_with_a_main_is_named() -> None:
     trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.py")}
-    functions = {stem: [node.name for node in tree.body if isinstance(node, ast.FunctionDef)] for stem, tree in trees.items()}
-    assert {stem for stem, names in functions.items() if "main" in names} - {"main"} == set(COMMANDS)
+    functions = {
+        stem: [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        for stem, tree in trees.items()
+    }
+    assert {stem for stem, names in functions.items() if "main" in names} - {"main"} == set(
+        COMMANDS
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_the_command_alone_lists_its_subcommands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_alone_lists_its_subcommands(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == Exit.DONE
     text = capsys.readouterr().out
     assert all(f"fedbnn {name} " in text and summary in text for name, summary in COMMANDS.items())
@@ -40,14 +47,23 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 WRONG = {
     ("explian",): "error: unknown command 'explian' (fedbnn); did you mean 'explain'?\n",
-    ("explain", "x"): "error: argument code: invalid int value: 'x' (fedbnn explain); see fedbnn explain --help\n",
+    (
+        "explain",
+        "x",
+    ): "error: argument code: invalid int value: 'x' (fedbnn explain); see fedbnn explain --help\n",
     ("explain", "7"): "error: there is no exit code 7; known: 0, 2, 3, 4, 5, 6, 130, 143\n",
-    ("data", "--sise", "3"): "error: unrecognized arguments: --sise (fedbnn data); see fedbnn data --help\n",
+    (
+        "data",
+        "--sise",
+        "3",
+    ): "error: unrecognized arguments: --sise (fedbnn data); see fedbnn data --help\n",
 }
 
 
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
-def test_a_wrong_command_line_is_one_line_and_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_one_line_and_code_2(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == Exit.CONFIGURATION
     assert capsys.readouterr().err == WRONG[words]
 

@@ -47,18 +47,49 @@ def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> li
     return failing
 
 
-def test_a_grid_ends_in_tables_of_every_format(home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedbnn("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--jobs", 3) == 0
+def test_a_grid_ends_in_tables_of_every_format(
+    home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fedbnn(
+            "compare",
+            "--config",
+            "tiny.yaml",
+            "--methods",
+            "fedbnn,fedavg",
+            "--seeds",
+            "0,1",
+            "--jobs",
+            3,
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n"))
     assert shown.rstrip().endswith("report  runs/compare-tiny/report.html")
-    assert all(title in shown for title in ("Averages over the tasks", "Paired differences against fedbnn"))
-    per_task = [f"{regime} accuracy {moment}" for regime in ("task-aware", "class-agnostic") for moment in ("@TS", "@Fin")]
+    assert all(
+        title in shown for title in ("Averages over the tasks", "Paired differences against fedbnn")
+    )
+    per_task = [
+        f"{regime} accuracy {moment}"
+        for regime in ("task-aware", "class-agnostic")
+        for moment in ("@TS", "@Fin")
+    ]
     assert all(title in shown for title in per_task)
-    assert not any(title in shown for title in ("Calibration", "Focus-on-Now", "AUROC", "Cost of a run"))
+    assert not any(
+        title in shown for title in ("Calibration", "Focus-on-Now", "AUROC", "Cost of a run")
+    )
     written = files(home / "runs" / "compare-tiny")
-    assert written.keys() >= {"report.html", "tables.md", "tables.tex", "tables.csv", "figures/focus_on_now.png"}
-    assert written.keys() >= {f"{method}-s{seed}/results.json" for method in ("fedbnn", "fedavg") for seed in (0, 1)}
+    assert written.keys() >= {
+        "report.html",
+        "tables.md",
+        "tables.tex",
+        "tables.csv",
+        "figures/focus_on_now.png",
+    }
+    assert written.keys() >= {
+        f"{method}-s{seed}/results.json" for method in ("fedbnn", "fedavg") for seed in (0, 1)
+    }
     for name in ("tables.md", "tables.tex", "tables.csv"):
         text = written[name].decode()
         assert all(word in text for word in ("fedbnn", "fedavg", "chance", "@TS", "@Fin"))
@@ -70,44 +101,97 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins.append("fedavg-s1")
-    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", "grid")
+    asked = (
+        "compare",
+        "--config",
+        "tiny.yaml",
+        "--methods",
+        "fedbnn,fedavg",
+        "--seeds",
+        "0,1",
+        "--out",
+        "grid",
+    )
     assert fedbnn(*asked) == 1
     shown = capsys.readouterr().out
     assert "fedavg-s1 failed with exit code 1: error: a client sat on the cable\n" in shown
     assert shown.count(" failed ") == 1
     assert (home / "grid" / "tables.md").is_file()
     assert "a client sat on the cable" in (home / "grid" / "logs" / "fedavg-s1.txt").read_text()
-    assert sorted(path.parent.name for path in (home / "grid").glob("*/results.json")) == ["fedavg-s0", "fedbnn-s0", "fedbnn-s1"]
+    assert sorted(path.parent.name for path in (home / "grid").glob("*/results.json")) == [
+        "fedavg-s0",
+        "fedbnn-s0",
+        "fedbnn-s1",
+    ]
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    swept = ("--sweep", "stream.clients_per_round=1,2", "--methods", "fedavg", "--seeds", "0,1", "--out", "sweep")
+    swept = (
+        "--sweep",
+        "stream.clients_per_round=1,2",
+        "--methods",
+        "fedavg",
+        "--seeds",
+        "0,1",
+        "--out",
+        "sweep",
+    )
     assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
     assert capsys.readouterr().out.rstrip().endswith("report  sweep/report.html")
     page = (home / "sweep" / "report.html").read_text()
     assert "tiny, stream.clients_per_round = 1, 2" in page
     assert all(f'<figure id="{name}"' in page for name in ("sweep", "focus_on_now"))
-    assert all((home / "sweep" / f"fedavg-s{seed}-{value}").is_dir() for seed in (0, 1) for value in (1, 2))
-    assert all((home / "sweep" / f"stream.clients_per_round={value}" / "report.html").is_file() for value in (1, 2))
+    assert all(
+        (home / "sweep" / f"fedavg-s{seed}-{value}").is_dir() for seed in (0, 1) for value in (1, 2)
+    )
+    assert all(
+        (home / "sweep" / f"stream.clients_per_round={value}" / "report.html").is_file()
+        for value in (1, 2)
+    )
     assert (home / "sweep" / "figures" / "sweep.png").stat().st_size > 1000
     table = (home / "sweep" / "tables.md").read_text()
     assert all(name in table for name in ("fedavg 1", "fedavg 2"))
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(home: Path, stand_ins: list[str]) -> None:
-    swept = ("--sweep", "stream.partition=iid,dirichlet", "--methods", "fedavg", "--seeds", "0", "--out", "sweep")
+def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(
+    home: Path, stand_ins: list[str]
+) -> None:
+    swept = (
+        "--sweep",
+        "stream.partition=iid,dirichlet",
+        "--methods",
+        "fedavg",
+        "--seeds",
+        "0",
+        "--out",
+        "sweep",
+    )
     assert fedbnn("compare", "--config", "tiny.yaml", *swept, "--set", "client.lr=0.01") == 0
-    assert all(f"fedavg {value}" in (home / "sweep" / "tables.md").read_text() for value in ("iid", "dirichlet"))
+    assert all(
+        f"fedavg {value}" in (home / "sweep" / "tables.md").read_text()
+        for value in ("iid", "dirichlet")
+    )
     assert [path.name for path in (home / "sweep" / "figures").iterdir()] == ["focus_on_now.png"]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(home: Path, stand_ins: list[str]) -> None:
-    swept = ("--sweep", "fedbnn:method.r_init=0,3", "--methods", "fedbnn,fedavg", "--seeds", "0", "--out", "sweep")
+def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(
+    home: Path, stand_ins: list[str]
+) -> None:
+    swept = (
+        "--sweep",
+        "fedbnn:method.r_init=0,3",
+        "--methods",
+        "fedbnn,fedavg",
+        "--seeds",
+        "0",
+        "--out",
+        "sweep",
+    )
     assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
     runs = sorted(path.parent.name for path in (home / "sweep").glob("*/results.json"))
     assert runs == ["fedavg-s0", "fedbnn-s0-0", "fedbnn-s0-3"]
@@ -118,13 +202,18 @@ def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(home: Path, 
 
 def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
     asked = {"client.lr": "1", "method.head": "gaussian", "local:method.head": "linear"}
-    mine = {cell.method: dict(cell.settings) for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)}
+    mine = {
+        cell.method: dict(cell.settings)
+        for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)
+    }
     assert mine["fedavg"] == {"client.lr": "1", "method.head": "gaussian"}
     assert mine["local"] == {"client.lr": "1", "method.head": "linear"}
 
 
 def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:
-    swept = cells(("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid")
+    swept = cells(
+        ("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid"
+    )
     tracks = [parse(cell.words("tiny.yaml"), SCHEMA)["track"] for cell in swept]
     assert {track["group"] for track in tracks} == {"grid"}
     assert [track["name"] for track in tracks] == [cell.name for cell in swept]
@@ -132,7 +221,9 @@ def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Pat
 
 
 @pytest.mark.parametrize("directory", ["2024", "on: off"])
-def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(home: Path, directory: str) -> None:
+def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(
+    home: Path, directory: str
+) -> None:
     (home / directory).mkdir()
     [cell] = cells(("fedavg",), (0,), {}, None, Path(directory) / "nowhere" / "..")
     assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == directory
@@ -176,18 +267,43 @@ def test_results_of_other_settings_are_not_taken_for_these(
 ) -> None:
     (home / "grid").mkdir()
     (home / "grid" / "fedbnn-s0").symlink_to(finished)
-    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn", "--seeds", "0", "--out", "grid")
+    asked = (
+        "compare",
+        "--config",
+        "tiny.yaml",
+        "--methods",
+        "fedbnn",
+        "--seeds",
+        "0",
+        "--out",
+        "grid",
+    )
     assert fedbnn(*asked, "--set", "client.epochs=2") == 4
     assert "client.epochs was 1, now it is 2" in capsys.readouterr().err
     assert fedbnn(*asked) == 0
 
 
 @pytest.mark.timeout(900)
-def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_comparison_goes_on_where_it_was(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = home / "grid"
-    asked = ("compare", "--config", "tiny.yaml", "--methods", "fedbnn,fedavg", "--seeds", "0,1", "--out", str(grid), "--jobs=2")
+    asked = (
+        "compare",
+        "--config",
+        "tiny.yaml",
+        "--methods",
+        "fedbnn,fedavg",
+        "--seeds",
+        "0,1",
+        "--out",
+        str(grid),
+        "--jobs=2",
+    )
     caught = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with started([sys.executable, "-m", "fedbnn", *asked], home, env=environment(), **caught) as running:
+    with started(
+        [sys.executable, "-m", "fedbnn", *asked], home, env=environment(), **caught
+    ) as running:
         while running.poll() is None and not list(grid.glob("*/state/finished.json")):
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
@@ -210,7 +326,11 @@ def test_a_stopped_comparison_goes_on_where_it_was(home: Path, capsys: pytest.Ca
 
 def times(directory: Path) -> dict[str, int]:
     """When each file of a run was last written."""
-    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def left_over(folder: Path) -> list[str]:
@@ -231,7 +351,9 @@ def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    running, waiting = (Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1))
+    running, waiting = (
+        Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1)
+    )
     progress = GridProgress([running, waiting], Console(file=StringIO()))
     pool = SimpleNamespace(started={running: 90.0}, running={running: None}, failures={}, jobs=1)
     assert progress.seconds_left(pool, {running: 0, waiting: 0}) is None
@@ -242,22 +364,35 @@ def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run
     assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 5
 
 
-def test_the_estimate_of_a_sweep_tells_its_values_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_of_a_sweep_tells_its_values_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sweep = Sweep("stream.clients_per_round", ("10", "60"))
-    grid = [replace(cell, rounds=10) for cell in cells(("fedbnn", "fedavg"), (0, 1), {}, sweep, tmp_path)]
+    grid = [
+        replace(cell, rounds=10)
+        for cell in cells(("fedbnn", "fedavg"), (0, 1), {}, sweep, tmp_path)
+    ]
     named = {cell.name: cell for cell in grid}
     few, many = named["fedbnn-s0-10"], named["fedbnn-s0-60"]
-    pool = SimpleNamespace(started={few: 90.0, many: 40.0}, running={few: None, many: None}, failures={}, jobs=1)
+    pool = SimpleNamespace(
+        started={few: 90.0, many: 40.0}, running={few: None, many: None}, failures={}, jobs=1
+    )
     progress = GridProgress(grid, Console(file=StringIO()))
     left = progress.seconds_left(pool, {**dict.fromkeys(grid, 0), few: 10, many: 10})
     assert progress.rates == {few: 1.0, many: 6.0}
-    assert left == 10 * (1.0 + 6.0) + 4 * 10 * 3.5  # the other seed of fedbnn, then fedavg, of which nothing is known
+    assert (
+        left == 10 * (1.0 + 6.0) + 4 * 10 * 3.5
+    )  # the other seed of fedbnn, then fedavg, of which nothing is known
 
 
-def test_what_a_round_takes_is_the_mean_of_the_same_settings_else_of_the_method_else_of_all(tmp_path: Path) -> None:
+def test_what_a_round_takes_is_the_mean_of_the_same_settings_else_of_the_method_else_of_all(
+    tmp_path: Path,
+) -> None:
     def cell(method: str, seed: int, value: str) -> Cell:
-        return Cell(method, seed, (("stream.clients", value),), tmp_path / f"{method}-{seed}-{value}")
+        return Cell(
+            method, seed, (("stream.clients", value),), tmp_path / f"{method}-{seed}-{value}"
+        )
 
     rates = {cell("fedbnn", seed, "10"): rate for seed, rate in enumerate((1.0, 3.0))}
     rates |= {cell("fedbnn", 0, "60"): 8.0, cell("fedavg", 0, "10"): 0.0}

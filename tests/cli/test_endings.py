@@ -26,17 +26,37 @@ def test_a_mistake_is_exit_code_2_and_one_line_to_the_shell(home: Path) -> None:
     assert list(files(home)) == ["tiny.yaml"]
 
 
-def test_a_data_set_that_is_not_there_is_named_with_its_folder(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fedbnn("train", "--config", "tiny.yaml", "--stream.sources", "cifar100", "--stream.data_dir", "elsewhere") == 3
+def test_a_data_set_that_is_not_there_is_named_with_its_folder(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        fedbnn(
+            "train",
+            "--config",
+            "tiny.yaml",
+            "--stream.sources",
+            "cifar100",
+            "--stream.data_dir",
+            "elsewhere",
+        )
+        == 3
+    )
     line = capsys.readouterr().err
     assert line.startswith("error: ")
     assert line.count("\n") == 1
-    for words in ("cifar100", "elsewhere/cifar-100-python", "stream.download=true", "stream.data_dir"):
+    for words in (
+        "cifar100",
+        "elsewhere/cifar-100-python",
+        "stream.download=true",
+        "stream.data_dir",
+    ):
         assert words in line
     assert not (home / "runs").exists()
 
 
-def test_a_directory_with_a_run_in_it_is_left_alone(finished: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_with_a_run_in_it_is_left_alone(
+    finished: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = files(finished)
     assert fedbnn("train", "--config", "tiny.yaml", "--run_dir", finished) == 4
     line = capsys.readouterr().err
@@ -45,7 +65,9 @@ def test_a_directory_with_a_run_in_it_is_left_alone(finished: Path, home: Path, 
     assert files(finished) == before
 
 
-def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = final(finished), (finished / "metrics.jsonl").read_bytes()
     assert fedbnn("train", "--resume", finished) == 0
     shown = capsys.readouterr().out
@@ -54,7 +76,9 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(finished: Pa
     assert (final(finished), (finished / "metrics.jsonl").read_bytes()) == before
 
 
-def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedbnn("train", "--config", "tiny.yaml", "--gate.deadline_seconds", "0.001") == 5
     line = capsys.readouterr().err
     assert re.match(r"error: round 1: 0 of 2 clients can be folded", line)
@@ -67,26 +91,38 @@ def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(home: Path, 
 def test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    screen, code = on_a_terminal(home, LONGER, lambda: stands(home / "runs" / "tiny" / "metrics.jsonl"))
+    screen, code = on_a_terminal(
+        home, LONGER, lambda: stands(home / "runs" / "tiny" / "metrics.jsonl")
+    )
     assert code == 130
     assert b"\x1b[?25l" in screen
     assert screen.rindex(b"\x1b[?25h") > screen.rindex(b"\x1b[?25l")
     assert not COLOUR.search(screen)
-    assert re.search(rb"stopped by SIGINT after round \d+ was committed; go on with: python train.py --resume runs/tiny", screen)
+    assert re.search(
+        rb"stopped by SIGINT after round \d+ was committed; go on with: python train.py --resume runs/tiny",
+        screen,
+    )
     assert fedbnn("train", "--resume", "last") == 0
     assert re.search(r"runs/tiny goes on after round \d+\n", capsys.readouterr().out)
     assert fedbnn("train", *LONGER) == 0
     assert final(home / "runs" / "tiny") == final(home / "runs" / "tiny-2")
-    rounds = [json.loads(line)["round"] for line in (home / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [
+        json.loads(line)["round"]
+        for line in (home / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert rounds == list(range(1, 17))
 
 
-def on_a_terminal(folder: Path, words: tuple[str, ...], ready: Callable[[], bool]) -> tuple[bytes, int]:
+def on_a_terminal(
+    folder: Path, words: tuple[str, ...], ready: Callable[[], bool]
+) -> tuple[bytes, int]:
     """Start the command on a terminal without colours, interrupt it when it is `ready`; what it showed, and its exit code."""
     ours, theirs = os.openpty()
     told = environment(NO_COLOR="1", TERM="xterm-256color")
     shown: list[bytes] = []
-    with started(command(*words), folder, env=told, stdin=theirs, stdout=theirs, stderr=theirs) as running:
+    with started(
+        command(*words), folder, env=told, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as running:
         os.close(theirs)
         reader = Thread(target=lambda: shown.extend(iter(lambda: read(ours), b"")), daemon=True)
         reader.start()
@@ -112,7 +148,9 @@ def stands(file: Path) -> bool:
     return file.exists() and file.stat().st_size > 0
 
 
-def test_methods_beside_each_other_end_in_one_table(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_beside_each_other_end_in_one_table(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (home / "tiny.yaml").write_text(TINY + "beside: [fedbnn, fedavg]\n", encoding="utf-8")
     assert fedbnn("train", "--config", "tiny.yaml") == 0
     shown = capsys.readouterr().out
@@ -121,7 +159,13 @@ def test_methods_beside_each_other_end_in_one_table(home: Path, capsys: pytest.C
     assert all(f"\n {name} " in table for name in ("fedbnn", "fedavg", "chance"))
     assert shown.endswith("side by side  runs/tiny/beside/report.html\n")
     beside = files(home / "runs" / "tiny" / "beside")
-    assert beside.keys() >= {"report.html", "tables.md", "tables.tex", "tables.csv", "figures/focus_on_now.png"}
+    assert beside.keys() >= {
+        "report.html",
+        "tables.md",
+        "tables.tex",
+        "tables.csv",
+        "figures/focus_on_now.png",
+    }
     capsys.readouterr()
     assert fedbnn("train", "--config", "tiny.yaml", "--method", "fedavg", "--run_dir", "alone") == 0
     assert final(home / "alone") == final(home / "runs" / "tiny-fedavg")

@@ -22,7 +22,13 @@ def test_the_text_starts_with_the_code_and_stands_on_one_line(code: Exit) -> Non
 
 def test_every_error_of_ours_has_a_documented_code() -> None:
     kinds = FedBNNError.__subclasses__()
-    assert {kind.code for kind in kinds} >= {Exit.CONFIGURATION, Exit.DATA, Exit.RUN_DIRECTORY, Exit.FEDERATION, Exit.NUMERICAL}
+    assert {kind.code for kind in kinds} >= {
+        Exit.CONFIGURATION,
+        Exit.DATA,
+        Exit.RUN_DIRECTORY,
+        Exit.FEDERATION,
+        Exit.NUMERICAL,
+    }
     assert all(kind.code in HELP for kind in kinds)
 
 

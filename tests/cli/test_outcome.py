@@ -19,7 +19,9 @@ def test_success_passes_through() -> None:
 
 
 @pytest.mark.parametrize("kind", [DataError, FederationError, FedBNNError])
-def test_a_failure_with_a_name_is_one_line_and_its_code(kind: type[FedBNNError], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_with_a_name_is_one_line_and_its_code(
+    kind: type[FedBNNError], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ended(lambda: raising(kind("it\nbroke", "here", "mend it"))) == kind.code
     captured = capsys.readouterr()
     assert captured.err == "error: it broke (here); mend it\n"
@@ -36,7 +38,9 @@ def test_an_error_nobody_expected_is_not_hidden() -> None:
         ended(lambda: raising(ZeroDivisionError()))
 
 
-def test_with_a_run_its_traceback_goes_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_a_run_its_traceback_goes_to_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "log.txt"
     log.write_text("before\n")
     with pytest.raises(SystemExit) as stop, traceback_to(log):
@@ -44,7 +48,10 @@ def test_with_a_run_its_traceback_goes_to_the_log(tmp_path: Path, capsys: pytest
     assert stop.value.code == UNEXPECTED
     assert log.read_text().startswith("before\nTraceback")
     assert "ZeroDivisionError: by zero" in log.read_text()
-    assert capsys.readouterr().err == f"error: unexpected ZeroDivisionError; the traceback is in {log}; please report it\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: unexpected ZeroDivisionError; the traceback is in {log}; please report it\n"
+    )
 
 
 @pytest.mark.parametrize("error", [DataError("gone"), KeyboardInterrupt(), SystemExit(3)])

@@ -22,7 +22,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, pixels in enumerate(load_digits().images[:10]):
         place = folder / ("deeper" if number == 9 else "") / f"{number}.png"
         grey = Image.fromarray((pixels * 255 / 16).astype(np.uint8))
-        grey.resize((32, 32), Image.Resampling.NEAREST).convert("RGB" if number % 2 else "L").save(place)
+        grey.resize((32, 32), Image.Resampling.NEAREST).convert("RGB" if number % 2 else "L").save(
+            place
+        )
     return folder
 
 
@@ -57,7 +59,10 @@ def test_the_most_uncertain_come_first_on_request(
 
 
 def test_the_table_is_plain_and_has_a_line_for_each_picture(
-    finished: Path, pictures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: Path,
+    pictures: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(pictures)
     assert command("predict", finished, "0.png", "deeper", "--top", 1) == 0
@@ -105,7 +110,9 @@ def test_a_loaded_model_gives_probabilities_labels_and_two_uncertainties(finishe
     assert found.probabilities.shape == (20, 10)
     assert found.classes == tuple(f"digits/{number}" for number in range(10))
     torch.testing.assert_close(found.probabilities.sum(1), torch.ones(20))
-    assert [found.classes[place] for place in found.probabilities.argmax(1).tolist()] == list(found.labels)
+    assert [found.classes[place] for place in found.probabilities.argmax(1).tolist()] == list(
+        found.labels
+    )
     entropy = -(found.probabilities * found.probabilities.clamp_min(1e-12).log()).sum(1)
     torch.testing.assert_close(found.entropy, entropy, atol=1e-4, rtol=1e-4)
     assert bool((found.mutual_information > 0).all())

@@ -23,11 +23,22 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
     shown = said.read_text()
     assert (running.returncode, wrong.read_text()) == (0, "")
     assert used.ru_utime + used.ru_stime < MOST_CPU_SECONDS
-    for words in ("class-incremental digits, 5 tasks", "20 registered, 5 a round, 30 rounds, dirichlet", "q = q_0 * prod_k"):
+    for words in (
+        "class-incremental digits, 5 tasks",
+        "20 registered, 5 a round, 30 rounds, dirichlet",
+        "q = q_0 * prod_k",
+    ):
         assert words in shown
     assert shown.count("\nround 30/30  5 clients  now ") == 2
     assert all(line.isprintable() for line in shown.split("\n"))
-    for name in ("classes 0-1", "classes 8-9", "@TS", "@Fin", "chance", "report  runs/quickstart/report.html"):
+    for name in (
+        "classes 0-1",
+        "classes 8-9",
+        "@TS",
+        "@Fin",
+        "chance",
+        "report  runs/quickstart/report.html",
+    ):
         assert name in shown
     assert "side by side  runs/quickstart/beside/report.html" in shown
     results = json.loads((tmp_path / "runs" / "quickstart" / "results.json").read_text())

@@ -25,8 +25,14 @@ def rows(section: str) -> list[list[str]]:
     return [[cell.strip(" `") for cell in line] for line in table]
 
 
-@pytest.mark.parametrize("words", [words[2:] for words in TYPED if words[1:2] == ["train.py"] and words[2:]], ids=" ".join)
-def test_a_training_command_is_understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [words[2:] for words in TYPED if words[1:2] == ["train.py"] and words[2:]],
+    ids=" ".join,
+)
+def test_a_training_command_is_understood(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     if {"--help", "--print_config"} & set(words):
         with pytest.raises(SystemExit, match="0"):
@@ -36,7 +42,9 @@ def test_a_training_command_is_understood(words: list[str], monkeypatch: pytest.
         assert parsed.build("stream", seed=0).rounds > 1
 
 
-@pytest.mark.parametrize("words", [words[1:] for words in TYPED if words[:1] == ["fedbnn"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [words[1:] for words in TYPED if words[:1] == ["fedbnn"]], ids=" ".join
+)
 def test_another_command_is_understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     name, *rest = words
@@ -61,7 +69,9 @@ def test_the_table_of_engines_is_complete() -> None:
 
 
 def test_every_file_a_run_leaves_is_in_the_table(finished: Path) -> None:
-    named = {part.strip(" `/") for first, *_ in rows("What a run gives") for part in first.split(",")}
+    named = {
+        part.strip(" `/") for first, *_ in rows("What a run gives") for part in first.split(",")
+    }
     assert {path.name for path in finished.iterdir()} == named - {"rejected"}
 
 

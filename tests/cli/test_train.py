@@ -14,10 +14,31 @@ from fedbnn.config import flags
 from tests.cli.command import ROOT, fedbnn, files, final, process
 
 PROMISED = {
-    *("method", "scenario", "seed", "rounds", "task_names", "chance", "fon", "nll", "ece", "seconds", "bytes_up", "bytes_down"),
+    *(
+        "method",
+        "scenario",
+        "seed",
+        "rounds",
+        "task_names",
+        "chance",
+        "fon",
+        "nll",
+        "ece",
+        "seconds",
+        "bytes_up",
+        "bytes_down",
+    ),
 }
 OF_A_REGIME = {"ts", "fin", "avg_ts", "avg_fin", "forgetting"}
-LEFT_BEHIND = {"config.yaml", "env.json", "metrics.jsonl", "results.json", "log.txt", "model.safetensors", "report.html"}
+LEFT_BEHIND = {
+    "config.yaml",
+    "env.json",
+    "metrics.jsonl",
+    "results.json",
+    "log.txt",
+    "model.safetensors",
+    "report.html",
+}
 
 
 def printable(text: str) -> bool:
@@ -28,22 +49,47 @@ def printable(text: str) -> bool:
 def test_the_command_alone_prints_three_commands_that_can_be_typed(tmp_path: Path) -> None:
     shown = process(tmp_path)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, WELCOME, "")
-    typed = [shlex.split(line.partition("  ")[0]) for line in map(str.strip, WELCOME.splitlines()) if line.startswith("python")]
+    typed = [
+        shlex.split(line.partition("  ")[0])
+        for line in map(str.strip, WELCOME.splitlines())
+        if line.startswith("python")
+    ]
     assert len(typed) == 3
     for python, script, *words in typed:
         assert (python, script) == ("python", "train.py")
         assert (ROOT / str(flags.read(words).config)).is_file()
 
 
-def test_a_run_in_a_pipe_is_plain_lines_and_the_same_bytes_as_in_any_process(finished: Path, home: Path) -> None:
+def test_a_run_in_a_pipe_is_plain_lines_and_the_same_bytes_as_in_any_process(
+    finished: Path, home: Path
+) -> None:
     ran = process(home, "--config", "tiny.yaml")
     assert ran.returncode == 0
     assert ran.stderr == ""
     assert printable(ran.stdout)
-    for fact in ("class-incremental digits", "fedbnn: q = q_0 * prod_k", "seed          0", "run directory runs/tiny"):
+    for fact in (
+        "class-incremental digits",
+        "fedbnn: q = q_0 * prod_k",
+        "seed          0",
+        "run directory runs/tiny",
+    ):
         assert fact in ran.stdout
-    assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("round ")] == ["1/4", "2/4", "3/4", "4/4"]
-    for words in ("@TS", "@Fin", "aware", "agnostic", "chance", "classes 0-4", "classes 5-9", "average"):
+    assert [line.split()[1] for line in ran.stdout.splitlines() if line.startswith("round ")] == [
+        "1/4",
+        "2/4",
+        "3/4",
+        "4/4",
+    ]
+    for words in (
+        "@TS",
+        "@Fin",
+        "aware",
+        "agnostic",
+        "chance",
+        "classes 0-4",
+        "classes 5-9",
+        "average",
+    ):
         assert words in ran.stdout
     assert ran.stdout.endswith("report  runs/tiny/report.html\n")
     assert final(home / "runs" / "tiny") == final(finished)
@@ -54,7 +100,10 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         main(["train", "--help"])
     shown = capsys.readouterr().out
     assert "python train.py --config conf/quickstart.yaml" in shown
-    assert all(f"--{key}" in shown for key in ("seed", "client.lr", "stream.sources", "dry_run", "print_config"))
+    assert all(
+        f"--{key}" in shown
+        for key in ("seed", "client.lr", "stream.sources", "dry_run", "print_config")
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -68,27 +117,44 @@ def test_printed_and_kept_configurations_run_to_the_same_state_each_in_a_directo
     for config, directory in (("printed.yaml", "tiny"), (finished / "config.yaml", "tiny-2")):
         assert fedbnn("train", "--config", config) == 0
         assert final(home / "runs" / directory) == final(finished)
-        assert (home / "runs" / directory / "config.yaml").read_bytes() == (finished / "config.yaml").read_bytes()
+        assert (home / "runs" / directory / "config.yaml").read_bytes() == (
+            finished / "config.yaml"
+        ).read_bytes()
     assert files(finished) == before
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_processes_engine_ends_in_the_same_bytes(finished: Path, home: Path) -> None:
-    assert fedbnn("train", "--config", "tiny.yaml", "--engine", "processes", "--engine.workers", 2) == 0
+    assert (
+        fedbnn("train", "--config", "tiny.yaml", "--engine", "processes", "--engine.workers", 2)
+        == 0
+    )
     assert final(home / "runs" / "tiny") == final(finished)
 
 
 def test_judging_both_heads_gives_what_a_run_with_linear_rows_gives(home: Path) -> None:
     """The head does not change the training, so one run answers for two."""
-    short = ("train", "--config", "tiny.yaml", "--stream.rounds_per_task", "1", "--method.r_init", "1")
+    short = (
+        "train",
+        "--config",
+        "tiny.yaml",
+        "--stream.rounds_per_task",
+        "1",
+        "--method.r_init",
+        "1",
+    )
     assert fedbnn(*short, "--evaluate.both_heads", "true", "--run_dir", "both") == 0
     assert fedbnn(*short, "--method.head", "linear", "--run_dir", "linear") == 0
-    both, linear = (json.loads((home / name / "results.json").read_text()) for name in ("both", "linear"))
+    both, linear = (
+        json.loads((home / name / "results.json").read_text()) for name in ("both", "linear")
+    )
     assert both["linear"] == {name: linear[name] for name in both["linear"]}
     assert both["task_aware"] != linear["task_aware"]
 
 
-def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedbnn("train", "--config", "tiny.yaml", "--dry_run") == 0
     shown = capsys.readouterr().out
     assert printable(shown)
@@ -103,7 +169,11 @@ def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(home: Path, caps
 
 def test_a_run_leaves_everything_that_is_promised(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} >= LEFT_BEHIND
-    assert {path.stem for path in (finished / "figures").iterdir()} >= {"focus_on_now", "accuracy_matrix", "reliability"}
+    assert {path.stem for path in (finished / "figures").iterdir()} >= {
+        "focus_on_now",
+        "accuracy_matrix",
+        "reliability",
+    }
     found = json.loads((finished / "results.json").read_text())
     assert found.keys() >= PROMISED
     for regime in ("task_aware", "class_agnostic"):
@@ -111,7 +181,12 @@ def test_a_run_leaves_everything_that_is_promised(finished: Path) -> None:
         assert len(found[regime]["ts"]) == len(found[regime]["fin"]) == 2
         assert len(found["fon"][regime]) == 4
         assert 1 < found[regime]["avg_fin"] <= 100
-    assert (found["method"], found["scenario"], found["seed"], found["rounds"]) == ("fedbnn", "tiny", 0, 4)
+    assert (found["method"], found["scenario"], found["seed"], found["rounds"]) == (
+        "fedbnn",
+        "tiny",
+        0,
+        4,
+    )
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert sum(line["bytes_up"] for line in lines) == found["bytes_up"]
@@ -119,11 +194,20 @@ def test_a_run_leaves_everything_that_is_promised(finished: Path) -> None:
 
 def test_the_log_tells_the_rounds(finished: Path) -> None:
     text = (finished / "log.txt").read_text()
-    assert [f"round {number}: 2 clients" in text for number in range(6)] == [False, True, True, True, True, False]
+    assert [f"round {number}: 2 clients" in text for number in range(6)] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert "fedbnn-0 begins after round 0 of 4" in text
     assert "fedbnn-0 is complete" in text
 
 
 def test_every_key_of_the_schema_stands_in_the_kept_configuration(finished: Path) -> None:
     text = (finished / "config.yaml").read_text()
-    assert [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()] == list(train.SCHEMA)
+    assert [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()] == list(
+        train.SCHEMA
+    )

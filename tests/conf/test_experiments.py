@@ -8,12 +8,18 @@ import pytest
 import torch
 
 import train
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.config import Parsed, parse
 from fedbnn.methods import METHODS
 
 CONF = Path(__file__).parents[2] / "conf"
-NATURAL = {"digits": (1, 8), "mnist": (1, 28), "cifar10": (3, 32), "cifar100": (3, 32), "tiny_imagenet": (3, 64)}
+NATURAL = {
+    "digits": (1, 8),
+    "mnist": (1, 28),
+    "cifar10": (3, 32),
+    "cifar100": (3, 32),
+    "tiny_imagenet": (3, 64),
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ EXPECTED = {
     "small_ti": Expected(separate(50, 3), "task cifar10 cifar100 tiny_imagenet", 32),
     "large_ti": Expected(separate(50, 3), "task stl10 flowers102 food101", 96),
     "gradual_ci": Expected(((0, 30), (20, 55), (45, 80), (70, 100)), "class tiny_imagenet", 64),
-    "gradual_ti": Expected(((0, 60), (40, 110), (90, 150)), "task cifar10 cifar100 tiny_imagenet", 32),
+    "gradual_ti": Expected(
+        ((0, 60), (40, 110), (90, 150)), "task cifar10 cifar100 tiny_imagenet", 32
+    ),
     "staggered_ci": Expected(((0, 35), (25, 60), (50, 85), (75, 100)), "class cifar100", 32),
     "participation": Expected(separate(25, 4), "class tiny_imagenet", 64, at_once=20),
     "split_mnist": Expected(separate(10, 5), "class mnist", 28),
@@ -46,9 +54,20 @@ EXPECTED = {
     "quickstart": Expected(separate(6, 5), "class digits", 8, at_once=5, clients=20),
     "cifar100_ci_fast": Expected(separate(10, 4), "class cifar100", 32),
     "gradual_ci_fast": Expected(((0, 12), (8, 22), (18, 32), (28, 40)), "class cifar100", 32),
-    "gradual_ti_fast": Expected(((0, 16), (11, 29), (24, 40)), "task cifar10 cifar100 tiny_imagenet", 32),
+    "gradual_ti_fast": Expected(
+        ((0, 16), (11, 29), (24, 40)), "task cifar10 cifar100 tiny_imagenet", 32
+    ),
 }
-PAPER = ("cifar100_ci", "tinyimagenet_ci", "small_ti", "large_ti", "gradual_ci", "gradual_ti", "staggered_ci", "participation")
+PAPER = (
+    "cifar100_ci",
+    "tinyimagenet_ci",
+    "small_ti",
+    "large_ti",
+    "gradual_ci",
+    "gradual_ti",
+    "staggered_ci",
+    "participation",
+)
 
 
 def read(name: str, *flags: str) -> Parsed:
@@ -65,7 +84,9 @@ def shape_of(stream: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def test_no_experiment_is_left_out() -> None:
-    assert sorted(path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.y*ml")) == sorted(EXPECTED)
+    assert sorted(
+        path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.rglob("*.y*ml")
+    ) == sorted(EXPECTED)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -85,12 +106,14 @@ def test_an_experiment_builds_its_network_and_method(name: str) -> None:
     config = read(name)
     shape = shape_of(config["stream"])
     with torch.device("meta"):
-        trunk = config.build("network", image_shape=shape)
-        features = trunk.eval()(torch.zeros(2, *shape))
-    assert features.shape == (2, trunk.width)
+        backbone = config.build("network", image_shape=shape)
+        features = backbone.eval()(torch.zeros(2, *shape))
+    assert features.shape == (2, backbone.width)
     method = config.build("method")
     assert type(method) is METHODS[config["method"]["name"]].method
-    assert layout_of(trunk, method.latent_norm).size == sum(weight.numel() for weight in trunk.parameters())
+    assert layout_of(backbone, method.latent_norm).size == sum(
+        weight.numel() for weight in backbone.parameters()
+    )
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -119,5 +142,7 @@ def test_a_fast_variant_has_the_sequence_of_the_long_one(name: str) -> None:
 
 @pytest.mark.parametrize("at_once", [10, 20, 40, 60])
 def test_the_participation_study_varies_the_clients_of_a_round(at_once: int) -> None:
-    stream = read("participation", "--stream.clients_per_round", str(at_once)).build("stream", seed=0)
+    stream = read("participation", "--stream.clients_per_round", str(at_once)).build(
+        "stream", seed=0
+    )
     assert (stream.clients_per_round, stream.num_clients) == (at_once, 100)

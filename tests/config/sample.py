@@ -42,7 +42,9 @@ class Client:
 class Stream:
     """A stream that is told its seed by the program."""
 
-    def __init__(self, seed: int, sources: list[str] | str = "digits", clients: int = 10, once: bool = False) -> None:
+    def __init__(
+        self, seed: int, sources: list[str] | str = "digits", clients: int = 10, once: bool = False
+    ) -> None:
         self.seed, self.sources, self.clients, self.once = seed, sources, clients, once
 
 
@@ -76,7 +78,14 @@ SCHEMA = {
     "folder": Value(str, "runs", "where runs go"),
     "stream": Section(Stream, given={"seed"}),
     "client": Section(Client),
-    "method": Named({"fedavg": Choice(Average), "fedprox": Choice(Proximal), "strong": Choice(Proximal, {"mu": 9.0})}, "fedavg"),
+    "method": Named(
+        {
+            "fedavg": Choice(Average),
+            "fedprox": Choice(Proximal),
+            "strong": Choice(Proximal, {"mu": 9.0}),
+        },
+        "fedavg",
+    ),
     "engine": Named({"serial": Choice(serial)}, "serial"),
     "track": Section(Track),
     "trainer": Free(("accelerator", "devices", "precision"), "handed to the Trainer"),

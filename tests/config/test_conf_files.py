@@ -34,12 +34,18 @@ def test_a_configuration_parses_builds_and_reads_back(file: Path, tmp_path: Path
     assert parse(["--config", str(tmp_path / "again.yaml")], train.SCHEMA).values == config.values
 
 
-@pytest.mark.parametrize("key", [key for key, entry in train.SCHEMA.items() if isinstance(entry, Named)])
+@pytest.mark.parametrize(
+    "key", [key for key, entry in train.SCHEMA.items() if isinstance(entry, Named)]
+)
 def test_every_name_has_options_that_parse(key: str) -> None:
     for name in train.SCHEMA[key].choices:
         values = parse(["--config", str(QUICKSTART), f"--{key}", name], train.SCHEMA)[key]
         assert values["name"] == name
-        again = [word for option, value in values.items() for word in (f"--{key}.{option}", dump_scalar(value))]
+        again = [
+            word
+            for option, value in values.items()
+            for word in (f"--{key}.{option}", dump_scalar(value))
+        ]
         assert parse(["--config", str(QUICKSTART), *again], train.SCHEMA)[key] == values
 
 
@@ -65,7 +71,10 @@ WRONG = {
 
 @pytest.mark.parametrize("flags", WRONG, ids=" ".join)
 def test_a_mistake_ends_in_one_line_code_2_and_no_run_directory(
-    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copy(QUICKSTART, tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +86,9 @@ def test_a_mistake_ends_in_one_line_code_2_and_no_run_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["quickstart.yaml"]
 
 
-def test_train_alone_shows_the_three_commands_a_newcomer_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_alone_shows_the_three_commands_a_newcomer_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["train"]) == Exit.DONE
     assert capsys.readouterr().out.count("  python train.py --config conf/quickstart.yaml") == 3
 
@@ -85,9 +96,14 @@ def test_train_alone_shows_the_three_commands_a_newcomer_needs(capsys: pytest.Ca
 WHOLE = parse(["--config", str(QUICKSTART)], train.SCHEMA).values
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.data())
-def test_a_damaged_configuration_never_gives_a_traceback(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_damaged_configuration_never_gives_a_traceback(
+    tmp_path: Path, data: st.DataObject
+) -> None:
     tree = copy.deepcopy(dict(WHOLE))
     *parents, key = data.draw(st.sampled_from(places(WHOLE)))
     inner = tree

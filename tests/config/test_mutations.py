@@ -14,13 +14,34 @@ from fedbnn.errors import ConfigError
 from tests.config.sample import SCHEMA
 
 WHOLE = parse([], SCHEMA).values
-WORDS = st.sampled_from(["lr", "name", "client", "method", "seed", "fedprox", "", "a.b", "--", "null", "class_path", "init_args"])
+WORDS = st.sampled_from(
+    [
+        "lr",
+        "name",
+        "client",
+        "method",
+        "seed",
+        "fedprox",
+        "",
+        "a.b",
+        "--",
+        "null",
+        "class_path",
+        "init_args",
+    ]
+)
 JUNK: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(WORDS | st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-MANY = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+MANY = settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def is_answered(argv: list[str], schema: Schema = SCHEMA, *seeded: str) -> bool:
@@ -30,7 +51,9 @@ def is_answered(argv: list[str], schema: Schema = SCHEMA, *seeded: str) -> bool:
     """
     try:
         config = parse(argv, schema)
-        return set(config.values) == set(schema) and all(config.build(key, seed=0) for key in seeded)
+        return set(config.values) == set(schema) and all(
+            config.build(key, seed=0) for key in seeded
+        )
     except ConfigError as error:
         return len(str(error).splitlines()) == 1
     except SystemExit as stop:
@@ -39,7 +62,12 @@ def is_answered(argv: list[str], schema: Schema = SCHEMA, *seeded: str) -> bool:
 
 def places(tree: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every key of a nested mapping, as a path."""
-    inner = [place for key, value in tree.items() if isinstance(value, dict) for place in places(value, (*path, key))]
+    inner = [
+        place
+        for key, value in tree.items()
+        if isinstance(value, dict)
+        for place in places(value, (*path, key))
+    ]
     return [*((*path, key) for key in tree), *inner]
 
 

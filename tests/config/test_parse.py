@@ -26,8 +26,12 @@ def test_running_the_written_configuration_again_gives_the_same_one(tmp_path: Pa
     assert twice.yaml() == once.yaml()
 
 
-@pytest.mark.parametrize("name", ["1e-3", "off", "007", "1_000", "true", "a: b", "2026-01-01", "ä\n", " x", "0x1F"])
-def test_words_that_look_like_something_else_survive_writing_and_reading(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["1e-3", "off", "007", "1_000", "true", "a: b", "2026-01-01", "ä\n", " x", "0x1F"]
+)
+def test_words_that_look_like_something_else_survive_writing_and_reading(
+    tmp_path: Path, name: str
+) -> None:
     once = parsed(tmp_path, yaml.safe_dump({"name": "x"}))
     values = {**once.values, "name": name}
     file = tmp_path / "again.yaml"
@@ -39,8 +43,13 @@ def test_the_complete_configuration_names_every_key(tmp_path: Path) -> None:
     values = parsed(tmp_path, "seed: 1").values
     assert list(values) == list(SCHEMA)
     assert values["client"] == {
-        "lr": 0.1, "epochs": 2, "optimizer": "adam", "betas": [0.9, 0.999], "clip": None, "window": {"rounds": 3, "overlap": 0.5},
-    }  # fmt: skip
+        "lr": 0.1,
+        "epochs": 2,
+        "optimizer": "adam",
+        "betas": [0.9, 0.999],
+        "clip": None,
+        "window": {"rounds": 3, "overlap": 0.5},
+    }
     assert values["stream"] == {"sources": "digits", "clients": 10, "once": False}
     assert values["method"] == {"name": "fedavg"}
     assert values["trainer"] == {}
@@ -56,7 +65,17 @@ def test_sections_build_typed_objects(tmp_path: Path) -> None:
 
 
 def test_flags_set_any_key_and_win_over_the_file(tmp_path: Path) -> None:
-    flags = ("--client.lr", "0.01", "--client.window.rounds=4", "--seed", "-3", "--name", "007", "--trainer.precision", "16")
+    flags = (
+        "--client.lr",
+        "0.01",
+        "--client.window.rounds=4",
+        "--seed",
+        "-3",
+        "--name",
+        "007",
+        "--trainer.precision",
+        "16",
+    )
     config = parsed(tmp_path, FULL, *flags)
     assert config.build("client").lr == 0.01
     assert config.build("client").window == Window(4)
@@ -75,7 +94,9 @@ def test_a_name_is_short_for_a_section_with_that_name(tmp_path: Path, text: str)
     assert parsed(tmp_path, text).build("method") == Proximal(9.0)
 
 
-@pytest.mark.parametrize("flags", [("--method", "strong"), ("--method=strong",), ("--method.name", "strong")])
+@pytest.mark.parametrize(
+    "flags", [("--method", "strong"), ("--method=strong",), ("--method.name", "strong")]
+)
 def test_a_name_can_be_a_flag(flags: tuple[str, ...]) -> None:
     assert parse(flags, SCHEMA)["method"] == {"name": "strong", "mu": 9.0}
 
@@ -84,7 +105,9 @@ def test_a_preset_is_a_default_that_can_be_overridden(tmp_path: Path) -> None:
     assert parsed(tmp_path, "method: strong", "--method.mu", "1").build("method") == Proximal(1.0)
 
 
-def test_another_name_on_the_command_line_leaves_the_options_of_the_first_behind(tmp_path: Path) -> None:
+def test_another_name_on_the_command_line_leaves_the_options_of_the_first_behind(
+    tmp_path: Path,
+) -> None:
     assert parsed(tmp_path, FULL, "--method", "fedavg").build("method") == Average()
     assert parsed(tmp_path, FULL, "--method", "strong").build("method") == Proximal(9.0)
     assert parsed(tmp_path, FULL, "--method", "fedprox").build("method") == Proximal(2.0)
@@ -118,7 +141,11 @@ def _refuses(seed: int) -> None:
 
 def test_resume_reads_the_configuration_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 5")
-    config = parse(["--resume", "last"], SCHEMA, run_directory=lambda which: tmp_path if which == "last" else Path(which))
+    config = parse(
+        ["--resume", "last"],
+        SCHEMA,
+        run_directory=lambda which: tmp_path if which == "last" else Path(which),
+    )
     assert config["seed"] == 5
     assert config.flags.resume == "last"
 
@@ -129,7 +156,9 @@ def test_switches_are_told_apart_from_keys() -> None:
     assert not parse([], SCHEMA).flags.dry_run
 
 
-def test_print_config_prints_what_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_prints_what_can_be_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         parsed(tmp_path, FULL, "--print_config")
     assert stop.value.code == 0
@@ -137,7 +166,9 @@ def test_print_config_prints_what_can_be_run_again(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
-def test_help_has_an_example_and_the_options_of_the_name_chosen(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_an_example_and_the_options_of_the_name_chosen(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         parse([word, "--method", "strong"], SCHEMA)
     text = capsys.readouterr().out

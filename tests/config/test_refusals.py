@@ -9,32 +9,49 @@ from fedbnn.config.strict_yaml import MAX_BYTES
 from fedbnn.errors import ConfigError, Exit
 from tests.config.sample import SCHEMA, parsed
 
-BOMB = "a: &a [x, x]\n" + "\n".join(f"{new}: &{new} [*{old}, *{old}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True))
+BOMB = "a: &a [x, x]\n" + "\n".join(
+    f"{new}: &{new} [*{old}, *{old}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 WRONG_FILES = {
     "unknown key": ("sed: 1", "unknown key 'sed'; did you mean 'seed'?"),
     "unknown section": ("clinet: {lr: 1}", "unknown key 'clinet'; did you mean 'client'?"),
-    "unknown key in a section": ("client: {lrr: 1}", "unknown key 'client.lrr'; did you mean 'client.lr'?"),
-    "unknown key deep inside": ("client: {window: {round: 1}}", "did you mean 'client.window.rounds'?"),
+    "unknown key in a section": (
+        "client: {lrr: 1}",
+        "unknown key 'client.lrr'; did you mean 'client.lr'?",
+    ),
+    "unknown key deep inside": (
+        "client: {window: {round: 1}}",
+        "did you mean 'client.window.rounds'?",
+    ),
     "key of another section": ("lr: 1", "unknown key 'lr'; did you mean 'client.lr'?"),
     "option of another name": ("method: {name: fedavg, mu: 1}", "unknown key 'method.mu'"),
     "unknown trainer key": ("trainer: {acelerator: cpu}", "did you mean 'trainer.accelerator'?"),
     "unknown name": ("method: fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
     "name of the wrong type": ("method: {name: 3}", "unknown method 3"),
-    "unknown word": ("client: {optimizer: adma}", "client.optimizer: 'adma' is not one of adam, sgd; did you mean 'adam'?"),
+    "unknown word": (
+        "client: {optimizer: adma}",
+        "client.optimizer: 'adma' is not one of adam, sgd; did you mean 'adam'?",
+    ),
     "text for a number": ("client: {lr: fast}", "client.lr: expected float, got 'fast'"),
     "fraction for an integer": ("client: {epochs: 1.5}", "client.epochs: expected int, got '1.5'"),
     "truth value for a number": ("client: {lr: true}", "client.lr: expected float"),
     "nothing for a number": ("client: {lr: null}", "client.lr: expected float, got null"),
     "nothing for a word": ("folder: null", "folder: expected text, got null"),
-    "text for an optional number": ("client: {clip: x}", "client.clip: expected float or null, got 'x'"),
+    "text for an optional number": (
+        "client: {clip: x}",
+        "client.clip: expected float or null, got 'x'",
+    ),
     "number for a word": ("name: 7", "name: expected str or null, got '7'"),
     "wrong number of values": ("client: {betas: [1]}", "client.betas"),
     "value for a section": ("client: 3", "client is a section with keys of its own, not 3"),
     "value for a nested section": ("client: {window: 3}", "client.window is a section"),
     "list for a named section": ("method: [fedavg]", "method is a section"),
     "out of range": ("client: {lr: -1}", "lr must be above 0, not -1.0 (client)"),
-    "out of range deep inside": ("client: {window: {rounds: 0}}", "rounds must be at least 1, not 0"),
+    "out of range deep inside": (
+        "client: {window: {rounds: 0}}",
+        "rounds must be at least 1, not 0",
+    ),
     "not a number at all": ("client: {clip: .nan}", "client.clip: nan is not a setting"),
     "empty file": ("", "the configuration is empty"),
     "only a comment": ("# nothing\n", "the configuration is empty"),
@@ -104,7 +121,10 @@ def test_a_wrong_flag_is_refused_in_one_line(flags: tuple[str, ...]) -> None:
 
 def test_a_missing_file_is_named_with_the_nearest_one(tmp_path: Path) -> None:
     (tmp_path / "quickstart.yaml").touch()
-    with pytest.raises(ConfigError, match=r"no configuration file .*quikstart\.yaml; did you mean '.*quickstart\.yaml'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no configuration file .*quikstart\.yaml; did you mean '.*quickstart\.yaml'",
+    ):
         parse(["--config", str(tmp_path / "quikstart.yaml")], SCHEMA)
 
 

@@ -10,10 +10,34 @@ from hypothesis import strategies as st
 from fedbnn.config.strict_yaml import dump, parse
 
 SCALARS = {
-    "1e-3": 0.001, "1E5": 1e5, "-2.5e+3": -2500.0, ".5": 0.5, "5.": 5.0, "3": 3, "-3": -3, "007": 7, "0x1f": 31, ".inf": math.inf,
-    "true": True, "False": False, "null": None, "~": None, "": None, "yes": "yes", "off": "off", "on": "on", "1:30": "1:30",
-    "2026-01-01": "2026-01-01", "'1e-3'": "1e-3", "1e": "1e", "e3": "e3", "a b": "a b", "1_000": "1_000", "=": "=", "<<": "<<",
-}  # fmt: skip
+    "1e-3": 0.001,
+    "1E5": 1e5,
+    "-2.5e+3": -2500.0,
+    ".5": 0.5,
+    "5.": 5.0,
+    "3": 3,
+    "-3": -3,
+    "007": 7,
+    "0x1f": 31,
+    ".inf": math.inf,
+    "true": True,
+    "False": False,
+    "null": None,
+    "~": None,
+    "": None,
+    "yes": "yes",
+    "off": "off",
+    "on": "on",
+    "1:30": "1:30",
+    "2026-01-01": "2026-01-01",
+    "'1e-3'": "1e-3",
+    "1e": "1e",
+    "e3": "e3",
+    "a b": "a b",
+    "1_000": "1_000",
+    "=": "=",
+    "<<": "<<",
+}
 
 
 @pytest.mark.parametrize("text", SCALARS)

@@ -31,7 +31,9 @@ def exchange(width: int, **settings: float) -> PlacesExchange:
     return PlacesExchange(State({}), width, **{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
 
 
-def folded(state: State, updates: Sequence[Update], settings: PlacesExchange, trust: float = 1.0) -> State:
+def folded(
+    state: State, updates: Sequence[Update], settings: PlacesExchange, trust: float = 1.0
+) -> State:
     fold = settings.fold(state, "statistics")
     for update in updates:
         fold.add(update, trust)
@@ -42,5 +44,10 @@ def world(seed: int, count: int = 60, width: int = 4) -> tuple[Tensor, Tensor]:
     """Features of three classes with a common covariance, and the labels."""
     source = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
-    centres, mix = (torch.randn(shape, generator=source, dtype=torch.float64) for shape in ((3, width), (width, width)))
-    return centres[labels] * 3 + torch.randn(count, width, generator=source, dtype=torch.float64) @ mix, labels
+    centres, mix = (
+        torch.randn(shape, generator=source, dtype=torch.float64)
+        for shape in ((3, width), (width, width))
+    )
+    return centres[labels] * 3 + torch.randn(
+        count, width, generator=source, dtype=torch.float64
+    ) @ mix, labels

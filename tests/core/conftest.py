@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from datamodules.stream import FederatedStream
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.local import LocalTraining
-from fedbnn.federation.rounds import Federation
+from fedbnn.federation.server import Federation
 from fedbnn.heads import library
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
@@ -19,7 +19,7 @@ from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
-from lightning_modules.work import ClientWork
+from lightning_modules.client_runner import ClientRunner
 from tests.core.playing import Federate
 
 LOCAL = LocalTraining(epochs=2, batch_size=16, warmup_epochs=1)
@@ -37,9 +37,16 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
     """Five tasks of two digits, two rounds each, eight clients of whom three take part in a round."""
     cache = str(tmp_path_factory.mktemp("cache"))
     return FederatedStream(
-        sources="digits", tasks=5, rounds_per_task=2, clients=8, clients_per_round=3, alpha=1.0,
-        samples_per_client=40, cache_dir=cache, seed=3,
-    )  # fmt: skip
+        sources="digits",
+        tasks=5,
+        rounds_per_task=2,
+        clients=8,
+        clients_per_round=3,
+        alpha=1.0,
+        samples_per_client=40,
+        cache_dir=cache,
+        seed=3,
+    )
 
 
 @pytest.fixture
@@ -48,20 +55,34 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
     ledgers: list[Ledger] = []
 
     def build(
-        method: Method, seed: int = 3, local: LocalTraining = LOCAL, stream: Any = digits, **parts: Any
+        method: Method,
+        seed: int = 3,
+        local: LocalTraining = LOCAL,
+        stream: Any = digits,
+        **parts: Any,
     ) -> tuple[Federation, State]:
         with forked(address(seed, "network")):
-            trunk = MLP(stream.image_shape, (16,))
-        layout = layout_of(trunk, getattr(method, "bayes_norm", True))
-        weights, buffers = layout.read(trunk)
-        rows = library.empty(trunk.width) if method.share == "global" else {}
-        work = ClientWork(stream, trunk, layout, method, local, {}, seed)
+            backbone = MLP(stream.image_shape, (16,))
+        layout = layout_of(backbone, getattr(method, "bayes_norm", True))
+        weights, buffers = layout.read(backbone)
+        rows = library.empty(backbone.width) if method.share == "global" else {}
+        work = ClientRunner(stream, backbone, layout, method, local, {}, seed)
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {
-            "run": "test", "stream": stream, "method": method, "layout": layout, "engine": SerialEngine(work), "gate": Gate(),
-            "ledger": ledgers[-1], "rejected": Rejected(tmp_path / "rejected"), "evaluate": lambda *_: {}, "watchers": (),
-        }  # fmt: skip
-        return Federation(**{**settings, **parts}), State({"trunk": weights, "buffers": buffers, **rows})
+            "run": "test",
+            "stream": stream,
+            "method": method,
+            "layout": layout,
+            "engine": SerialEngine(work),
+            "gate": Gate(),
+            "ledger": ledgers[-1],
+            "rejected": Rejected(tmp_path / "rejected"),
+            "evaluate": lambda *_: {},
+            "watchers": (),
+        }
+        return Federation(**{**settings, **parts}), State(
+            {"backbone": weights, "buffers": buffers, **rows}
+        )
 
     yield build
     for ledger in ledgers:

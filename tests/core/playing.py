@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from datamodules.stream import FederatedStream
-from fedbnn.federation import rounds
+from fedbnn.federation import server
 from fedbnn.federation.engines import Private
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.local import LocalTraining
-from fedbnn.federation.rounds import Federation
-from fedbnn.messages import Failure, Reply
+from fedbnn.federation.server import Federation
+from fedbnn.messages import Failure, FitResult
 from fedbnn.state import State
 
 Federate = Callable[..., tuple[Federation, State]]
@@ -30,12 +30,18 @@ class Short:
 class Overheard:
     """An engine that keeps every byte that goes down and up."""
 
-    def __init__(self, engine: SerialEngine, spoil: Callable[[Reply | Failure], Reply | Failure] = lambda answer: answer) -> None:
+    def __init__(
+        self,
+        engine: SerialEngine,
+        spoil: Callable[[FitResult | Failure], FitResult | Failure] = lambda answer: answer,
+    ) -> None:
         self.engine, self.spoil = engine, spoil
         self.down: list[bytes] = []
-        self.up: list[Reply | Failure] = []
+        self.up: list[FitResult | Failure] = []
 
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Reply | Failure]:
+    def gather(
+        self, payload: bytes, clients: Sequence[int], private: Private
+    ) -> Iterator[FitResult | Failure]:
         self.down.append(payload)
         for answer in self.engine.gather(payload, clients, private):
             self.up.append(self.spoil(answer))
@@ -50,4 +56,4 @@ def sha(state: State) -> str:
 
 
 def after(federation: Federation, initial: State) -> State:
-    return rounds.run(federation, initial)
+    return server.run(federation, initial)

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
 from fedbnn.networks import MLP
 
@@ -10,10 +10,12 @@ SHAPE = (1, 4, 4)
 BATCH = (torch.linspace(-1, 1, 6 * 16).view(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
 
 
-def small(rows: int = 3, flipout: bool = False, scale: float = 0.1) -> tuple[BayesianModel, MeanFieldGuide]:
+def small(
+    rows: int = 3, flipout: bool = False, scale: float = 0.1
+) -> tuple[BayesianModel, MeanFieldGuide]:
     """A model over a small MLP with a random prior, and a guide that starts there."""
-    trunk = MLP(SHAPE, (5,))
-    model = BayesianModel(trunk, layout_of(trunk), flipout)
+    backbone = MLP(SHAPE, (5,))
+    model = BayesianModel(backbone, layout_of(backbone), flipout)
     guide = guide_for(model, SHAPE)
     size = model.layout.latent + rows * 6
     start = torch.randn(size), torch.full((size,), scale)

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.bayes.layout import layout_of
 from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads import library
-from fedbnn.images import ImageSet, Look
-from fedbnn.messages import Order, Update
+from fedbnn.images import ImageSet, Preprocess
+from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.networks import MLP
 from fedbnn.state import State
 from lightning_modules.assembly import assemble, read_rows
+from lightning_modules.client_runner import ClientRunner
+from lightning_modules.client_trainer import ClientTrainer
 from lightning_modules.point_fit import warm_up
-from lightning_modules.trainer import Fitter
-from lightning_modules.work import ClientWork
 
 NAMES = ("a", "b", "c")
 LOCAL = LocalTraining(epochs=2, batch_size=8, warmup_epochs=2)
@@ -36,14 +36,20 @@ class Tiny(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 4, 8, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 6), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 8, bias=False),
+            nn.BatchNorm2d(4),
+            nn.Flatten(),
+            nn.Linear(4, 6),
+            nn.ReLU(),
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
         return features
 
 
-class Shelf:
+class DatasetRegistry:
     """Images that every client of every round finds."""
 
     def __init__(self, images: ImageSet) -> None:
@@ -58,27 +64,41 @@ def pictures(labels: list[int], side: int = 8, channels: int = 1) -> ImageSet:
     source = torch.Generator().manual_seed(1)
     level = torch.tensor([200, 20, 110])[torch.tensor(labels, dtype=torch.long)].view(-1, 1, 1, 1)
     noise = torch.randint(0, 50, (len(labels), channels, side, side), generator=source)
-    return ImageSet((level + noise).to(torch.uint8), torch.tensor(labels), NAMES, Look((0.5,), (0.3,)), training=True)
+    return ImageSet(
+        (level + noise).to(torch.uint8),
+        torch.tensor(labels),
+        NAMES,
+        Preprocess((0.5,), (0.3,)),
+        training=True,
+    )
 
 
-def begun(trunk: nn.Module, method: Method, trained: tuple[str, ...] = ()) -> State:
+def begun(backbone: nn.Module, method: Method, trained: tuple[str, ...] = ()) -> State:
     """The state of a first round in which the rows of the classes `trained` are old."""
-    layout = layout_of(trunk, getattr(method, "bayes_norm", True))
-    weights, buffers = layout.read(trunk)
-    state = State({"trunk": weights, "buffers": buffers, **library.empty(trunk.width)})
+    layout = layout_of(backbone, getattr(method, "bayes_norm", True))
+    weights, buffers = layout.read(backbone)
+    state = State({"backbone": weights, "buffers": buffers, **library.empty(backbone.width)})
     state = method.prepare(state, 1, NAMES, layout)
     old = torch.tensor([float(name in trained) for name in NAMES])
-    return state.having({"rows": torch.randn(3, trunk.width + 1) * old[:, None], "rows.samples": old.double()})
+    return state.having(
+        {"rows": torch.randn(3, backbone.width + 1) * old[:, None], "rows.samples": old.double()}
+    )
 
 
-def worker(trunk: nn.Module, images: ImageSet, method: Method, local: LocalTraining = LOCAL, **trainer: Any) -> ClientWork:
-    layout = layout_of(trunk, getattr(method, "bayes_norm", True))
-    return ClientWork(Shelf(images), trunk, layout, method, local, trainer, seed=0)
+def worker(
+    backbone: nn.Module,
+    images: ImageSet,
+    method: Method,
+    local: LocalTraining = LOCAL,
+    **trainer: Any,
+) -> ClientRunner:
+    layout = layout_of(backbone, getattr(method, "bayes_norm", True))
+    return ClientRunner(DatasetRegistry(images), backbone, layout, method, local, trainer, seed=0)
 
 
-def answered(work: ClientWork, state: State, totals: Mapping[str, int] | None = None) -> Update:
+def answered(work: ClientRunner, state: State, totals: Mapping[str, int] | None = None) -> Update:
     counts = totals or work.data.images.counts()  # type: ignore[attr-defined]
-    order = Order("run", 1, "train", state, sum(counts.values()), counts)
+    order = FitInstruction("run", 1, "train", state, sum(counts.values()), counts)
     return read_update(work.perform(order.to_bytes(), 0, None).update)
 
 
@@ -87,85 +107,117 @@ def answered(work: ClientWork, state: State, totals: Mapping[str, int] | None = 
 
 @pytest.mark.parametrize("trained", [("a",), ()])
 def test_warm_up_moves_fresh_rows_and_nothing_else(trained: tuple[str, ...]) -> None:
-    trunk = Tiny()
-    state = begun(trunk, FedAvg(), trained)
-    layout, images = layout_of(trunk), pictures([0, 1] * 8).among(("a", "b"))
+    backbone = Tiny()
+    state = begun(backbone, FedAvg(), trained)
+    layout, images = layout_of(backbone), pictures([0, 1] * 8).among(("a", "b"))
     assembly = assemble(state, ("a", "b"), FedAvg(), None, 6)
-    network = assembly.classifier(trunk)
-    weights, statistics = layout.read(trunk)
-    warm_up(network, assembly, images, LOCAL, Fitter({}))
+    network = assembly.classifier(backbone)
+    weights, statistics = layout.read(backbone)
+    warm_up(network, assembly, images, LOCAL, ClientTrainer({}))
     rows = read_rows(network)
-    assert all(torch.equal(one, other) for one, other in zip(layout.read(trunk), (weights, statistics), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(layout.read(backbone), (weights, statistics), strict=True)
+    )
     assert torch.equal(rows[0], assembly.rows[0]) == ("a" in trained)
     assert not torch.equal(rows[1], assembly.rows[1])
 
 
 @pytest.mark.parametrize(("trained", "epochs"), [(("a", "b"), 2), ((), 0)])
-def test_there_is_no_warm_up_without_fresh_rows_or_epochs(trained: tuple[str, ...], epochs: int) -> None:
-    trunk = MLP((1, 8, 8), (6,))
-    assembly = assemble(begun(trunk, FedAvg(), trained), ("a", "b"), FedAvg(), None, 6)
-    network = assembly.classifier(trunk)
-    assert warm_up(network, assembly, pictures([0, 1] * 8), replace(LOCAL, warmup_epochs=epochs), Fitter({})) == 0.0
+def test_there_is_no_warm_up_without_fresh_rows_or_epochs(
+    trained: tuple[str, ...], epochs: int
+) -> None:
+    backbone = MLP((1, 8, 8), (6,))
+    assembly = assemble(begun(backbone, FedAvg(), trained), ("a", "b"), FedAvg(), None, 6)
+    network = assembly.classifier(backbone)
+    assert (
+        warm_up(
+            network,
+            assembly,
+            pictures([0, 1] * 8),
+            replace(LOCAL, warmup_epochs=epochs),
+            ClientTrainer({}),
+        )
+        == 0.0
+    )
     assert torch.equal(read_rows(network), assembly.rows)
 
 
 def test_the_prior_of_a_warmed_row_is_its_value_before_warm_up() -> None:
     """With almost no training after the warm-up, the factor is the whole way from zero to the warmed row."""
-    trunk = MLP((1, 8, 8), (6,))
-    state = begun(trunk, BAYES)
+    backbone = MLP((1, 8, 8), (6,))
+    state = begun(backbone, BAYES)
     still = FedBNN(r_init=0, lr=1e-12)
-    update = answered(worker(trunk, pictures([0, 1] * 8), still), state)
+    update = answered(worker(backbone, pictures([0, 1] * 8), still), state)
     prior = Gaussian.from_moments(state["rows"][:2], state["rows.scale"][:2])
-    moved = prior * Gaussian(update.tensors["rows.precision"].double(), update.tensors["rows.info"].double())
+    moved = prior * Gaussian(
+        update.tensors["rows.precision"].double(), update.tensors["rows.info"].double()
+    )
     assert moved.loc.abs().max() > 1e-3
-    trunk_prior = Gaussian.from_moments(state["trunk"], state["trunk.scale"])
-    still_there = trunk_prior * Gaussian(update.tensors["trunk.precision"].double(), update.tensors["trunk.info"].double())
-    torch.testing.assert_close(still_there.loc.float(), state["trunk"], rtol=1e-5, atol=1e-6)
+    backbone_prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+    still_there = backbone_prior * Gaussian(
+        update.tensors["backbone.precision"].double(), update.tensors["backbone.info"].double()
+    )
+    torch.testing.assert_close(still_there.loc.float(), state["backbone"], rtol=1e-5, atol=1e-6)
 
 
 # Odd amounts of data.
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), BAYES, FedBNN(r_init=0, bayes_norm=False), FedBNN(r_init=0, flipout=True, mc_samples=2)]
+    "method",
+    [
+        FedAvg(),
+        BAYES,
+        FedBNN(r_init=0, bayes_norm=False),
+        FedBNN(r_init=0, flipout=True, mc_samples=2),
+    ],
 )
 @pytest.mark.parametrize(
-    "labels", [[0], [1] * 5, [0, 1, 2, 0, 1, 2, 0, 1, 2]], ids=["one image", "one class", "a lone last image"]
+    "labels",
+    [[0], [1] * 5, [0, 1, 2, 0, 1, 2, 0, 1, 2]],
+    ids=["one image", "one class", "a lone last image"],
 )
 def test_batch_norm_clients_train_on_any_amount_of_data(method: Method, labels: list[int]) -> None:
-    trunk = Tiny()
-    state = begun(trunk, method)
-    update = answered(worker(trunk, pictures(labels), method), state)
+    backbone = Tiny()
+    state = begun(backbone, method)
+    update = answered(worker(backbone, pictures(labels), method), state)
     assert update.samples == len(labels)
     assert all(bool(value.isfinite().all()) for value in update.tensors.values())
 
 
 @pytest.mark.parametrize("method", [FedAvg(), BAYES])
 def test_batches_of_one_image_train_too(method: Method) -> None:
-    trunk = Tiny()
-    state = begun(trunk, method)
-    update = answered(worker(trunk, pictures([0, 1, 0]), method, replace(LOCAL, batch_size=1)), state)
+    backbone = Tiny()
+    state = begun(backbone, method)
+    update = answered(
+        worker(backbone, pictures([0, 1, 0]), method, replace(LOCAL, batch_size=1)), state
+    )
     assert all(bool(value.isfinite().all()) for value in update.tensors.values())
 
 
 @pytest.mark.parametrize("method", [FedAvg(), BAYES])
 def test_a_lone_image_leaves_batch_norm_training_for_the_next_client(method: Method) -> None:
-    trunk = Tiny()
-    state = begun(trunk, method)
-    work = worker(trunk, pictures([0]), method)
+    backbone = Tiny()
+    state = begun(backbone, method)
+    work = worker(backbone, pictures([0]), method)
     assert torch.equal(answered(work, state).tensors["buffers"], state["buffers"])
     work.data.images = pictures([0, 1] * 8)  # type: ignore[attr-defined]
     assert not torch.equal(answered(work, state).tensors["buffers"], state["buffers"])
 
 
 @pytest.mark.parametrize("method", [FedAvg(), BAYES])
-def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(method: Method) -> None:
-    trunk = Tiny()
-    state = begun(trunk, method)
-    work = worker(trunk, pictures([0, 1] * 8), method)
+def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(
+    method: Method,
+) -> None:
+    backbone = Tiny()
+    state = begun(backbone, method)
+    work = worker(backbone, pictures([0, 1] * 8), method)
     first = answered(work, state)
-    both = state.only("trunk", "buffers").having({"trunk.before": state["trunk"], "buffers.before": state["buffers"]})
-    work.perform(Order("run", 1, "statistics", both).to_bytes(), 0, None)
+    both = state.only("backbone", "buffers").having(
+        {"backbone.before": state["backbone"], "buffers.before": state["buffers"]}
+    )
+    work.perform(FitInstruction("run", 1, "statistics", both).to_bytes(), 0, None)
     second = answered(work, state)
     assert not torch.equal(first.tensors["buffers"], state["buffers"])
     assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
@@ -173,10 +225,10 @@ def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(met
 
 @pytest.mark.parametrize("method", [FedAvg(), BAYES, replace(BAYES, function_prior=1.0)])
 def test_a_client_answers_the_same_whoever_came_before_it(method: Method) -> None:
-    trunk = Tiny()
-    state = begun(trunk, method, ("a",))
-    first = answered(worker(trunk, pictures([0, 1] * 8), method), state)
-    work = worker(trunk, pictures([2, 1, 0] * 3), method)
+    backbone = Tiny()
+    state = begun(backbone, method, ("a",))
+    first = answered(worker(backbone, pictures([0, 1] * 8), method), state)
+    work = worker(backbone, pictures([2, 1, 0] * 3), method)
     answered(work, state)
     work.data.images = pictures([0, 1] * 8)  # type: ignore[attr-defined]
     second = answered(work, state)
@@ -184,37 +236,41 @@ def test_a_client_answers_the_same_whoever_came_before_it(method: Method) -> Non
 
 
 def test_no_data_is_a_failure_with_a_name() -> None:
-    trunk = MLP((1, 8, 8), (6,))
+    backbone = MLP((1, 8, 8), (6,))
     with pytest.raises(ClientFailed, match="no data"):
-        answered(worker(trunk, pictures([]), FedAvg()), begun(trunk, FedAvg()), {"a": 1})
+        answered(worker(backbone, pictures([]), FedAvg()), begun(backbone, FedAvg()), {"a": 1})
 
 
 def hopeless() -> ImageSet:
     """Noise with labels that have nothing to do with it: no weights fit it, so wrong ones are very wrong."""
-    return replace(pictures([0, 1, 2] * 16), pixels=torch.randint(0, 256, (48, 1, 8, 8), dtype=torch.uint8))
+    return replace(
+        pictures([0, 1, 2] * 16), pixels=torch.randint(0, 256, (48, 1, 8, 8), dtype=torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("method", [FedAvg(), BAYES])
 def test_a_client_that_diverges_says_so_and_sends_nothing(method: Method, optimizer: str) -> None:
-    trunk = MLP((1, 8, 8), (6,))
+    backbone = MLP((1, 8, 8), (6,))
     local = LocalTraining(lr=1e6, optimizer=optimizer, epochs=5, batch_size=8)  # type: ignore[arg-type]
     with pytest.raises(ClientFailed, match="diverged"):
-        answered(worker(trunk, hopeless(), method, local), begun(trunk, method))
+        answered(worker(backbone, hopeless(), method, local), begun(backbone, method))
 
 
 def test_bayes_norm_false_sends_points_that_have_been_trained() -> None:
-    trunk, method = Tiny(), FedBNN(r_init=0, bayes_norm=False)
-    state = begun(trunk, method)
-    latent = layout_of(trunk, False).latent
-    update = answered(worker(trunk, pictures([0, 1] * 8), method), state)
-    assert update.tensors["trunk.info"].shape == (latent,)
-    assert update.tensors["points"].shape == (len(state["trunk"]) - latent,)
-    assert not torch.equal(update.tensors["points"], state["trunk"][latent:])
+    backbone, method = Tiny(), FedBNN(r_init=0, bayes_norm=False)
+    state = begun(backbone, method)
+    latent = layout_of(backbone, False).latent
+    update = answered(worker(backbone, pictures([0, 1] * 8), method), state)
+    assert update.tensors["backbone.info"].shape == (latent,)
+    assert update.tensors["points"].shape == (len(state["backbone"]) - latent,)
+    assert not torch.equal(update.tensors["points"], state["backbone"][latent:])
 
 
 def test_scope_seen_puts_all_trained_classes_into_the_softmax_and_sends_only_its_own() -> None:
-    trunk, method = MLP((1, 8, 8), (6,)), FedBNN(r_init=0, scope="seen")
-    update = answered(worker(trunk, pictures([0, 1] * 8), method), begun(trunk, method, ("a", "c")))
+    backbone, method = MLP((1, 8, 8), (6,)), FedBNN(r_init=0, scope="seen")
+    update = answered(
+        worker(backbone, pictures([0, 1] * 8), method), begun(backbone, method, ("a", "c"))
+    )
     assert update.classes == ("a", "b")
     assert update.tensors["rows.info"].shape == (2, 7)

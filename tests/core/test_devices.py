@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.federation.local import LocalTraining
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.base import LocalObjective
 from fedbnn.networks import MLP, Classifier
+from lightning_modules.client_trainer import ClientTrainer
 from lightning_modules.point_client import PointClient
 from lightning_modules.svi_client import Start, SVIClient
-from lightning_modules.trainer import Fitter
 
 TWO = {"devices": 2, "strategy": "ddp_fork", "accelerator": "cpu"}
 LOCAL = LocalTraining(epochs=2, batch_size=4)
@@ -33,7 +33,13 @@ class Tiny(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 6), nn.ReLU())
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.Flatten(),
+            nn.Linear(16, 6),
+            nn.ReLU(),
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
@@ -42,67 +48,85 @@ class Tiny(nn.Module):
 
 def pictures() -> ImageSet:
     pixels = torch.randint(0, 256, (16, 1, 4, 4), dtype=torch.uint8)
-    return ImageSet(pixels, torch.arange(16) % 2, ("a", "b"), Look((0.5,), (0.3,)), training=True)
+    return ImageSet(
+        pixels, torch.arange(16) % 2, ("a", "b"), Preprocess((0.5,), (0.3,)), training=True
+    )
 
 
-@pytest.mark.parametrize("options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"])
+@pytest.mark.parametrize(
+    "options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"]
+)
 def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
     network = Classifier(Tiny(), 2)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     client = PointClient(network, LocalObjective(), FedAvg(), LOCAL)
-    Fitter(options).fit(client, pictures(), 2)
+    ClientTrainer(options).fit(client, pictures(), 2)
     after = network.state_dict()
     assert all(bool(value.isfinite().all()) for value in after.values())
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("function_prior", [0.0, 1.0])
-@pytest.mark.parametrize("options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"])
+@pytest.mark.parametrize(
+    "options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"]
+)
 def test_posteriors_train_on_these_devices(options: dict[str, Any], function_prior: float) -> None:
-    trunk = Tiny()
-    layout = layout_of(trunk)
-    weights, statistics = layout.read(trunk)
-    model = BayesianModel(trunk, layout, function_prior=function_prior)
+    backbone = Tiny()
+    layout = layout_of(backbone)
+    weights, statistics = layout.read(backbone)
+    model = BayesianModel(backbone, layout, function_prior=function_prior)
     guide = guide_for(model, (1, 4, 4))
     loc = torch.cat([weights, torch.zeros(14)])
     scale = torch.full_like(loc, 0.05)
-    client = SVIClient(model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL)
-    Fitter(options).fit(client, pictures(), 2)
+    client = SVIClient(
+        model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL
+    )
+    ClientTrainer(options).fit(client, pictures(), 2)
     assert torch.equal(model.loc, loc), "the prior does not move on any device"
     assert bool(guide.loc.isfinite().all())
     assert not torch.equal(guide.loc, loc)
     assert not torch.equal(guide.log_scale, scale.log())
-    assert not torch.equal(layout.read(trunk)[1], statistics)
+    assert not torch.equal(layout.read(backbone)[1], statistics)
 
 
 def test_precision_reaches_the_trainer() -> None:
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    trainer = Fitter({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(client, pictures(), 1)
+    trainer = ClientTrainer({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(
+        client, pictures(), 1
+    )
     assert trainer.precision == "bf16-mixed"
 
 
 def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
     client = PointClient(
-        Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=0.1, batch_size=4)
+        Classifier(MLP((1, 4, 4), hidden=(6,)), 2),
+        LocalObjective(),
+        FedAvg(),
+        LocalTraining(lr=0.1, batch_size=4),
     )
-    Fitter({"devices": 2}).fit(client, pictures(), 2)
+    ClientTrainer({"devices": 2}).fit(client, pictures(), 2)
     assert client.steps == -(-2 * len(pictures()) // (2 * 4))
     assert client.inner > 0
 
 
 def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
-    client = PointClient(Classifier(MLP((1, 4, 4), hidden=(6,)), 2), LocalObjective(), FedAvg(), LocalTraining(lr=1e30))
+    client = PointClient(
+        Classifier(MLP((1, 4, 4), hidden=(6,)), 2),
+        LocalObjective(),
+        FedAvg(),
+        LocalTraining(lr=1e30),
+    )
     with pytest.raises(ClientFailed, match="diverged"):
-        Fitter({"devices": 2}).fit(client, pictures(), 20)
+        ClientTrainer({"devices": 2}).fit(client, pictures(), 20)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_strategies_that_start_the_script_again_are_refused(strategy: str) -> None:
     with pytest.raises(ConfigError, match="use ddp_fork"):
-        Fitter({"devices": 2, "strategy": strategy})
+        ClientTrainer({"devices": 2, "strategy": strategy})
 
 
-def trained(fitter: Fitter, seed: int) -> Tensor:
+def trained(fitter: ClientTrainer, seed: int) -> Tensor:
     """The weights of a client that this fitter trained."""
     torch.manual_seed(seed)
     network = Classifier(Tiny(), 2)
@@ -110,39 +134,47 @@ def trained(fitter: Fitter, seed: int) -> Tensor:
     return torch.cat([value.detach().flatten().float() for value in network.state_dict().values()])
 
 
-@pytest.mark.parametrize("options", [{}, {"max_steps": 3}, {"devices": 2}], ids=["epochs", "steps", "two devices"])
-def test_a_trainer_that_fitted_others_before_trains_as_a_fresh_one_does(options: dict[str, Any]) -> None:
-    one = Fitter(options)
-    assert torch.equal(trained(one, 1), trained(Fitter(options), 1))
-    assert torch.equal(trained(one, 2), trained(Fitter(options), 2))
+@pytest.mark.parametrize(
+    "options", [{}, {"max_steps": 3}, {"devices": 2}], ids=["epochs", "steps", "two devices"]
+)
+def test_a_trainer_that_fitted_others_before_trains_as_a_fresh_one_does(
+    options: dict[str, Any],
+) -> None:
+    one = ClientTrainer(options)
+    assert torch.equal(trained(one, 1), trained(ClientTrainer(options), 1))
+    assert torch.equal(trained(one, 2), trained(ClientTrainer(options), 2))
     assert not torch.equal(trained(one, 1), trained(one, 2))
 
 
 def test_nothing_of_a_client_outlives_the_next() -> None:
     """Its moments and gradients go when the next client comes, not when the collector of cycles does."""
-    fitter, gone = Fitter({}), []
+    fitter, gone = ClientTrainer({}), []
     gc.disable()
     try:
         for _ in range(3):
             client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
             fitter.fit(client, pictures(), 1)
             gone.append((weakref.ref(client), weakref.ref(client.optimizers().optimizer)))
-        assert [(one() is None, moments() is None) for one, moments in gone] == [(True, True), (True, True), (False, False)]
+        assert [(one() is None, moments() is None) for one, moments in gone] == [
+            (True, True),
+            (True, True),
+            (False, False),
+        ]
     finally:
         gc.enable()
 
 
 def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
-    fitter = Fitter({})
+    fitter = ClientTrainer({})
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), replace(LOCAL, lr=1e30))
     with pytest.raises(ClientFailed, match="diverged"):
         fitter.fit(client, pictures(), 20)
-    assert torch.equal(trained(fitter, 1), trained(Fitter({}), 1))
+    assert torch.equal(trained(fitter, 1), trained(ClientTrainer({}), 1))
 
 
 def test_the_steps_of_a_client_may_be_limited() -> None:
     client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    Fitter({"max_steps": 3}).fit(client, pictures(), 2)
+    ClientTrainer({"max_steps": 3}).fit(client, pictures(), 2)
     assert client.steps == 3
 
 
@@ -154,20 +186,36 @@ def test_gradients_are_clipped_as_the_trainer_section_says() -> None:
         network = Classifier(Tiny(), 2)
         before = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
         local = LocalTraining(optimizer="sgd", lr=1.0, batch_size=16)
-        Fitter({"gradient_clip_val": value}).fit(PointClient(network, LocalObjective(), FedAvg(), local), pictures(), 1)
-        lengths.append((torch.cat([parameter.detach().flatten() for parameter in network.parameters()]) - before).norm())
+        ClientTrainer({"gradient_clip_val": value}).fit(
+            PointClient(network, LocalObjective(), FedAvg(), local), pictures(), 1
+        )
+        lengths.append(
+            (
+                torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+                - before
+            ).norm()
+        )
     assert lengths[0] > 0.01
     assert lengths[1] == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_accumulated_gradients_are_refused_with_the_setting_that_does_it() -> None:
     with pytest.raises(ConfigError, match=r"raise client\.batch_size"):
-        Fitter({"accumulate_grad_batches": 4})
+        ClientTrainer({"accumulate_grad_batches": 4})
 
 
-@pytest.mark.parametrize(("images", "size", "steps"), [(9, 4, 2), (8, 4, 2), (1, 4, 1), (3, 1, 3), (33, 4, 8), (65, 4, 16)])
-def test_a_last_batch_of_one_image_is_left_out_and_no_other(images: int, size: int, steps: int) -> None:
-    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LocalTraining(batch_size=size))
+@pytest.mark.parametrize(
+    ("images", "size", "steps"),
+    [(9, 4, 2), (8, 4, 2), (1, 4, 1), (3, 1, 3), (33, 4, 8), (65, 4, 16)],
+)
+def test_a_last_batch_of_one_image_is_left_out_and_no_other(
+    images: int, size: int, steps: int
+) -> None:
+    client = PointClient(
+        Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LocalTraining(batch_size=size)
+    )
     pixels = torch.randint(0, 256, (images, 1, 4, 4), dtype=torch.uint8)
-    Fitter({}).fit(client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b"), training=True), 1)
+    ClientTrainer({}).fit(
+        client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b"), training=True), 1
+    )
     assert client.steps == steps

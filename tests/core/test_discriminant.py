@@ -48,7 +48,9 @@ def test_shrinkage_of_the_identity_and_of_nothing_is_complete() -> None:
 
 @pytest.mark.parametrize("solver", ["lsqr", "eigen"])
 @pytest.mark.parametrize(("count", "width"), [(90, 6), (60, 100)])
-def test_predictions_are_those_of_lda_on_the_pooled_features(solver: str, count: int, width: int) -> None:
+def test_predictions_are_those_of_lda_on_the_pooled_features(
+    solver: str, count: int, width: int
+) -> None:
     features, labels = world(7, count + 300, width)
     train, test = (features[:count], labels[:count]), features[count:]
     updates = [statistics(train[0][k::3], train[0][k::3], train[1][k::3], k) for k in range(3)]
@@ -64,7 +66,9 @@ def test_predictions_are_those_of_lda_on_the_pooled_features(solver: str, count:
 
 def test_many_degrees_of_freedom_give_the_gaussian_scores() -> None:
     features, labels = world(8, 3000)
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
+    places = Places.of(
+        folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
+    )
     ours = Discriminant.of(places, torch.arange(3)).scores(features[:50]).softmax(1).double()
     covariance = places.scatter / places.weight
     share = shrinkage(covariance, float(places.weight))
@@ -79,51 +83,90 @@ def test_scores_are_differences_of_student_t_densities() -> None:
     from scipy.stats import multivariate_t
 
     features, labels = world(9, 30)
-    keep = torch.cat([torch.arange(30)[labels == 0][:9], torch.arange(30)[labels == 1][:2], torch.arange(30)[labels == 2][:5]])
+    keep = torch.cat(
+        [
+            torch.arange(30)[labels == 0][:9],
+            torch.arange(30)[labels == 1][:2],
+            torch.arange(30)[labels == 2][:5],
+        ]
+    )
     features, labels = features[keep], labels[keep]
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
+    places = Places.of(
+        folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
+    )
     covariance, freedom = places.scatter / places.weight, float(places.weight)
     share = shrinkage(covariance, freedom)
     shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
     points = features.numpy()
-    reference = np.stack([
-        multivariate_t(places.mean[c].numpy(), (1 + 1 / places.count[c].item()) * shrunk.numpy(), df=freedom).logpdf(points)
-        for c in range(3)
-    ], 1)  # fmt: skip
+    reference = np.stack(
+        [
+            multivariate_t(
+                places.mean[c].numpy(),
+                (1 + 1 / places.count[c].item()) * shrunk.numpy(),
+                df=freedom,
+            ).logpdf(points)
+            for c in range(3)
+        ],
+        1,
+    )
     ours = Discriminant.of(places, torch.arange(3)).scores(features).double().numpy()
     np.testing.assert_allclose(ours - ours[:, :1], reference - reference[:, :1], atol=1e-4)
 
 
 def test_temperature_divides_the_scores() -> None:
     features, labels = world(10)
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
-    one, two = (Discriminant.of(places, torch.arange(3), Reading(temperature)).scores(features) for temperature in (1.0, 2.0))
+    places = Places.of(
+        folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
+    )
+    one, two = (
+        Discriminant.of(places, torch.arange(3), Reading(temperature)).scores(features)
+        for temperature in (1.0, 2.0)
+    )
     torch.testing.assert_close(one, 2 * two)
 
 
 def uneven() -> tuple[Tensor, Tensor, Places]:
     """Classes of 90, 30 and 6 images that overlap, and where they lie."""
     features, labels = world(11, 900)
-    keep = torch.cat([(labels == c).nonzero().flatten()[:count] for c, count in enumerate((90, 30, 6))])
+    keep = torch.cat(
+        [(labels == c).nonzero().flatten()[:count] for c, count in enumerate((90, 30, 6))]
+    )
     features, labels = features[keep] + 3 * torch.randn(126, 4).double(), labels[keep]
-    return features, labels, Places.of(folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4)
+    return (
+        features,
+        labels,
+        Places.of(
+            folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
+        ),
+    )
 
 
 def test_a_prior_of_frequencies_is_the_mean_of_their_dirichlet_posterior() -> None:
     """Added after the temperature: it weighs classes, not features."""
     features, _, places = uneven()
     readings = Reading(3.0, prior="frequency"), Reading(3.0)
-    often, alike = (Discriminant.of(places, torch.tensor([0, 2]), reading).scores(features) for reading in readings)
+    often, alike = (
+        Discriminant.of(places, torch.tensor([0, 2]), reading).scores(features)
+        for reading in readings
+    )
     expected = torch.log(torch.tensor([91.0, 7.0]) / 98)
-    torch.testing.assert_close((often - alike).diff(dim=1), expected.diff().expand(len(features), 1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        (often - alike).diff(dim=1), expected.diff().expand(len(features), 1), rtol=0, atol=1e-5
+    )
 
 
 def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None:
     features, labels, places = uneven()
     share = shrinkage(places.scatter / places.weight, float(places.weight))
     priors = [91 / 129, 31 / 129, 7 / 129]
-    reference = LinearDiscriminantAnalysis(solver="eigen", shrinkage=share, priors=priors).fit(features.numpy(), labels.numpy())
-    ours = Discriminant.of(places, torch.arange(3), Reading(prior="frequency")).scores(features).argmax(1)
+    reference = LinearDiscriminantAnalysis(solver="eigen", shrinkage=share, priors=priors).fit(
+        features.numpy(), labels.numpy()
+    )
+    ours = (
+        Discriminant.of(places, torch.arange(3), Reading(prior="frequency"))
+        .scores(features)
+        .argmax(1)
+    )
     alike = Discriminant.of(places, torch.arange(3)).scores(features).argmax(1)
     agreement = (ours == torch.tensor(reference.predict(features.numpy()))).double().mean()
     assert agreement > 0.97  # Student-t tails move a few images near a border
@@ -136,7 +179,11 @@ def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[P
     features[:, :dead] = 0
     update = statistics(features, features, torch.arange(images) % 3)
     sent = {name: value.float() for name, value in update.tensors.items()}
-    state = folded(State({}, NAMES), [Update("run", 1, "statistics", 0, "", images, update.counts, sent)], exchange(width))
+    state = folded(
+        State({}, NAMES),
+        [Update("run", 1, "statistics", 0, "", images, update.counts, sent)],
+        exchange(width),
+    )
     return Places.of(state, width), features
 
 
@@ -157,5 +204,8 @@ def test_features_far_from_zero_lose_nothing_that_matters_to_float32_sums() -> N
 
 def test_one_class_with_one_image_can_be_scored() -> None:
     features = torch.tensor([[1.0, 2.0]]).double()
-    places = Places.of(folded(State({}, NAMES), [statistics(features, features, torch.tensor([1]))], exchange(2)), 2)
+    places = Places.of(
+        folded(State({}, NAMES), [statistics(features, features, torch.tensor([1]))], exchange(2)),
+        2,
+    )
     assert bool(Discriminant.of(places, torch.tensor([1])).scores(features).isfinite().all())

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from fedbnn.messages import Update
 from fedbnn.methods.posterior_folds import FOLDS
 from fedbnn.state import State
-from tests.core.posteriors import COUNTS, assert_same, folded, moments, prior_state, random_update, update
+from tests.core.posteriors import (
+    COUNTS,
+    assert_same,
+    folded,
+    moments,
+    prior_state,
+    random_update,
+    update,
+)
 
 
 @pytest.mark.parametrize("rule", FOLDS)
@@ -16,10 +24,10 @@ def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
     state = prior_state()
     alone = random_update(state, {"a": 4, "b": 1, "c": 2}, 1)
     found, source = folded(state, [alone], rule), torch.Generator().manual_seed(1)
-    (trunk, scale), (rows, row_scale) = moments(source, 5), moments(source, 3, 3)
-    for name, expected in {"trunk.scale": scale, "rows": rows, "rows.scale": row_scale}.items():
+    (backbone, scale), (rows, row_scale) = moments(source, 5), moments(source, 3, 3)
+    for name, expected in {"backbone.scale": scale, "rows": rows, "rows.scale": row_scale}.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found["trunk"][:5], trunk, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found["backbone"][:5], backbone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("rule", FOLDS)
@@ -27,7 +35,9 @@ def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
 def test_the_order_of_clients_changes_nothing(rule: str, order: list[int]) -> None:
     state = prior_state()
     updates = [random_update(state, counts, k) for k, counts in enumerate(COUNTS)]
-    assert_same(folded(state, [updates[k] for k in order], rule, 0.2), folded(state, updates, rule, 0.2))
+    assert_same(
+        folded(state, [updates[k] for k in order], rule, 0.2), folded(state, updates, rule, 0.2)
+    )
 
 
 @pytest.mark.parametrize("rule", ["scaled", "moments", "mean"])
@@ -41,7 +51,9 @@ def test_splitting_a_client_in_two_changes_nothing(rule: str) -> None:
 @pytest.mark.parametrize("rule", FOLDS)
 def test_rows_of_absent_classes_stay_bit_for_bit(rule: str) -> None:
     state = prior_state()
-    found = folded(state, [random_update(state, {"a": 3}, 1), random_update(state, {"a": 1}, 2)], rule, 0.5)
+    found = folded(
+        state, [random_update(state, {"a": 3}, 1), random_update(state, {"a": 1}, 2)], rule, 0.5
+    )
     for name in ("rows", "rows.scale"):
         assert torch.equal(found[name][1:], state[name][1:])
         assert not torch.equal(found[name][0], state[name][0])
@@ -51,7 +63,10 @@ def test_rows_of_absent_classes_stay_bit_for_bit(rule: str) -> None:
 @pytest.mark.parametrize("rule", FOLDS)
 def test_nobody_changes_nothing_bit_for_bit(rule: str) -> None:
     state = prior_state()
-    for updates in ([], [Update("run", 1, "train", 0, "", 0, {}, random_update(state, {}, 0).tensors)]):
+    for updates in (
+        [],
+        [Update("run", 1, "train", 0, "", 0, {}, random_update(state, {}, 0).tensors)],
+    ):
         found = folded(state, updates, rule)
         assert all(torch.equal(value, found[name]) for name, value in state.tensors.items())
 
@@ -61,7 +76,9 @@ def test_a_client_without_data_is_neutral_beside_others(rule: str) -> None:
     state = prior_state()
     others = [random_update(state, counts, k) for k, counts in enumerate(COUNTS)]
     absent = Update("run", 1, "train", 9, "", 0, {}, random_update(state, {"a": 1}, 9).tensors)
-    assert_same(folded(state, [*others, absent], rule, 0.2), folded(state, others, rule, 0.2), rtol=0)
+    assert_same(
+        folded(state, [*others, absent], rule, 0.2), folded(state, others, rule, 0.2), rtol=0
+    )
 
 
 @pytest.mark.parametrize("rule", FOLDS)
@@ -75,25 +92,46 @@ def test_rows_without_images_behind_them_do_not_count(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["scaled", "product"])
 def test_a_neutral_factor_leaves_the_prior(rule: str) -> None:
     state = prior_state()
-    neutral = update(state, (state["trunk"][:5], state["trunk.scale"]), (state["rows"][:1], state["rows.scale"][:1]), {"a": 2})
+    neutral = update(
+        state,
+        (state["backbone"][:5], state["backbone.scale"]),
+        (state["rows"][:1], state["rows.scale"][:1]),
+        {"a": 2},
+    )
     found = folded(state, [neutral], rule)
-    torch.testing.assert_close(found["trunk"][:5], state["trunk"][:5], rtol=1e-14, atol=0)
-    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"], rtol=1e-14, atol=0)
+    torch.testing.assert_close(found["backbone"][:5], state["backbone"][:5], rtol=1e-14, atol=0)
+    torch.testing.assert_close(found["backbone.scale"], state["backbone.scale"], rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("rule", FOLDS)
 def test_a_fold_in_float32_stays_in_float32_and_close_to_float64(rule: str) -> None:
     exact = prior_state()
-    single = State({name: value.float() for name, value in exact.tensors.items()}, exact.classes).having(
-        {"rows.samples": torch.zeros(3).double()}
-    )
+    single = State(
+        {name: value.float() for name, value in exact.tensors.items()}, exact.classes
+    ).having({"rows.samples": torch.zeros(3).double()})
     updates = [random_update(exact, counts, k) for k, counts in enumerate(COUNTS)]
     sent = [
-        Update(u.run, 1, "train", u.client, "", u.samples, u.counts, {n: t.float() for n, t in u.tensors.items()})
+        Update(
+            u.run,
+            1,
+            "train",
+            u.client,
+            "",
+            u.samples,
+            u.counts,
+            {n: t.float() for n, t in u.tensors.items()},
+        )
         for u in updates
     ]
     found = folded(single, sent, rule, 0.2)
-    assert {found[name].dtype for name in ("trunk", "trunk.scale", "rows", "rows.scale", "buffers")} == {torch.float32}
+    assert {
+        found[name].dtype
+        for name in ("backbone", "backbone.scale", "rows", "rows.scale", "buffers")
+    } == {torch.float32}
     reference = folded(exact, updates, rule, 0.2)
-    torch.testing.assert_close(found["trunk"].double(), reference["trunk"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["trunk.scale"].double(), reference["trunk.scale"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        found["backbone"].double(), reference["backbone"], rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(
+        found["backbone.scale"].double(), reference["backbone.scale"], rtol=1e-4, atol=1e-5
+    )

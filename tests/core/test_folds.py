@@ -12,166 +12,233 @@ from fedbnn.errors import ConfigError
 from fedbnn.messages import Update
 from fedbnn.methods import FedBNN
 from fedbnn.state import State
-from tests.core.posteriors import COUNTS, assert_same, folded, moments, prior_state, random_update, update
+from tests.core.posteriors import (
+    COUNTS,
+    assert_same,
+    folded,
+    moments,
+    prior_state,
+    random_update,
+    update,
+)
 
 seeds = st.integers(0, 2**32)
 
 
 def likelihood(source: torch.Generator, *shape: int) -> Gaussian:
     """The evidence of one image, as a factor."""
-    return Gaussian(0.5 + torch.rand(shape, generator=source).double(), torch.randn(shape, generator=source).double())
+    return Gaussian(
+        0.5 + torch.rand(shape, generator=source).double(),
+        torch.randn(shape, generator=source).double(),
+    )
 
 
-def conjugate(state: State, counts: Mapping[str, int], client: int, totals: Mapping[str, int] | None) -> Update:
+def conjugate(
+    state: State, counts: Mapping[str, int], client: int, totals: Mapping[str, int] | None
+) -> Update:
     """A client with exact inference; with `totals` it scales its likelihood to the round, as `scaled` asks."""
     source, images = torch.Generator().manual_seed(client), sum(counts.values())
-    latent, index = len(state["trunk.scale"]), state.index(tuple(counts))
-    share = torch.tensor([totals[name] / count if totals else 1.0 for name, count in counts.items()]).double()[:, None]
-    power = sum(totals.values()) / images if totals else 1.0
-    trunk = Gaussian.from_moments(state["trunk"][:latent], state["trunk.scale"]) * likelihood(source, latent) ** power
-    rows = Gaussian.from_moments(state["rows"][index], state["rows.scale"][index]) * likelihood(source, len(counts), 3) ** share
-    return update(state, (trunk.loc, trunk.scale), (rows.loc, rows.scale), counts, client, 1.0)
+    latent, index = len(state["backbone.scale"]), state.index(tuple(counts))
+    share = torch.tensor(
+        [totals[name] / count if totals else 1.0 for name, count in counts.items()]
+    ).double()[:, None]
+    server_lr = sum(totals.values()) / images if totals else 1.0
+    backbone = (
+        Gaussian.from_moments(state["backbone"][:latent], state["backbone.scale"])
+        * likelihood(source, latent) ** server_lr
+    )
+    rows = (
+        Gaussian.from_moments(state["rows"][index], state["rows.scale"][index])
+        * likelihood(source, len(counts), 3) ** share
+    )
+    return update(
+        state, (backbone.loc, backbone.scale), (rows.loc, rows.scale), counts, client, 1.0
+    )
 
 
 TOTALS = {"a": 6, "b": 11}
 
 
 @given(seeds)
-def test_scaled_is_the_product_of_likelihoods_when_clients_scale_theirs_to_the_round(seed: int) -> None:
+def test_scaled_is_the_product_of_likelihoods_when_clients_scale_theirs_to_the_round(
+    seed: int,
+) -> None:
     state = prior_state(seed)
-    scaled = folded(state, [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)], "scaled")
-    product = folded(state, [conjugate(state, counts, k, None) for k, counts in enumerate(COUNTS)], "product")
+    scaled = folded(
+        state, [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)], "scaled"
+    )
+    product = folded(
+        state, [conjugate(state, counts, k, None) for k, counts in enumerate(COUNTS)], "product"
+    )
     assert_same(scaled, product, rtol=1e-11)
 
 
 def test_the_product_is_the_pooled_posterior() -> None:
     state = prior_state()
-    pooled = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
+    pooled = Gaussian.from_moments(state["backbone"][:5], state["backbone.scale"])
     for client in range(len(COUNTS)):
         pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5)
-    found = folded(state, [conjugate(state, counts, k, None) for k, counts in enumerate(COUNTS)], "product")
-    torch.testing.assert_close(found["trunk"][:5], pooled.loc, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found["trunk.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
+    found = folded(
+        state, [conjugate(state, counts, k, None) for k, counts in enumerate(COUNTS)], "product"
+    )
+    torch.testing.assert_close(found["backbone"][:5], pooled.loc, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
 
 
-def test_a_power_of_one_over_the_number_of_equal_clients_is_the_mean_of_natural_parameters() -> None:
+def test_a_power_of_one_over_the_number_of_equal_clients_is_the_mean_of_natural_parameters() -> (
+    None
+):
     state, counts = prior_state(), {"a": 2, "b": 2}
     updates = [random_update(state, counts, client) for client in range(4)]
-    assert_same(folded(state, updates, "product", power=0.25), folded(state, updates, "scaled"))
-    assert not torch.allclose(folded(state, updates, "product")["trunk"], folded(state, updates, "scaled")["trunk"])
+    assert_same(folded(state, updates, "product", server_lr=0.25), folded(state, updates, "scaled"))
+    assert not torch.allclose(
+        folded(state, updates, "product")["backbone"], folded(state, updates, "scaled")["backbone"]
+    )
 
 
-@pytest.mark.parametrize("power", [0.5, 1.5, 3.0])
-def test_a_power_of_the_round_is_that_power_of_its_factor(power: float) -> None:
+@pytest.mark.parametrize("server_lr", [0.5, 1.5, 3.0])
+def test_a_power_of_the_round_is_that_power_of_its_factor(server_lr: float) -> None:
     """Conjugate clients: q_0 times likelihood ** p, as if every image had been seen p times."""
     state = prior_state()
-    pooled = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
+    pooled = Gaussian.from_moments(state["backbone"][:5], state["backbone.scale"])
     for client in range(len(COUNTS)):
-        pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5) ** power
-    found = folded(state, [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)], "scaled", power=power)
-    torch.testing.assert_close(found["trunk"][:5], pooled.loc, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(found["trunk.scale"], pooled.scale, rtol=1e-11, atol=1e-12)
+        pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5) ** server_lr
+    found = folded(
+        state,
+        [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)],
+        "scaled",
+        server_lr=server_lr,
+    )
+    torch.testing.assert_close(found["backbone"][:5], pooled.loc, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-11, atol=1e-12)
 
 
 def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
     """The client widened to a third of the precision; three times that would be 1 - 3 * 2/3 = -1 of the prior's."""
     state = prior_state()
-    wide = update(state, (state["trunk"][:5], state["trunk.scale"] * 3**0.5), moments(torch.Generator(), 1, 3), {"a": 4})
-    found = folded(state, [wide], power=3.0)
-    torch.testing.assert_close(found["trunk.scale"], state["trunk.scale"] * 2**0.5)
-    torch.testing.assert_close(found["trunk"][:5], state["trunk"][:5])
+    wide = update(
+        state,
+        (state["backbone"][:5], state["backbone.scale"] * 3**0.5),
+        moments(torch.Generator(), 1, 3),
+        {"a": 4},
+    )
+    found = folded(state, [wide], server_lr=3.0)
+    torch.testing.assert_close(found["backbone.scale"], state["backbone.scale"] * 2**0.5)
+    torch.testing.assert_close(found["backbone"][:5], state["backbone"][:5])
 
 
 def test_a_power_above_one_never_turns_a_client_round() -> None:
     """A client that widened and moved by 0.1: the server moves the same way, by 3 * (1/3) * 0.1 / 0.5."""
     state = prior_state()
-    wide = update(state, (state["trunk"][:5] + 0.1, state["trunk.scale"] * 3**0.5), moments(torch.Generator(), 1, 3), {"a": 4})
-    torch.testing.assert_close(folded(state, [wide], power=3.0)["trunk"][:5], state["trunk"][:5] + 0.2)
+    wide = update(
+        state,
+        (state["backbone"][:5] + 0.1, state["backbone.scale"] * 3**0.5),
+        moments(torch.Generator(), 1, 3),
+        {"a": 4},
+    )
+    torch.testing.assert_close(
+        folded(state, [wide], server_lr=3.0)["backbone"][:5], state["backbone"][:5] + 0.2
+    )
 
 
-@pytest.mark.parametrize("power", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_power_is_above_zero_and_finite(power: float) -> None:
-    with pytest.raises(ConfigError, match="power"):
-        FedBNN(power=power)
+@pytest.mark.parametrize("server_lr", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_power_is_above_zero_and_finite(server_lr: float) -> None:
+    with pytest.raises(ConfigError, match="server_lr"):
+        FedBNN(server_lr=server_lr)
 
 
 @pytest.mark.parametrize("fold_by", ["moments", "mean"])
 def test_a_fold_without_factors_refuses_a_power(fold_by: str) -> None:
     with pytest.raises(ConfigError, match="no factors"):
-        FedBNN(fold_by=fold_by, power=0.5)  # type: ignore[arg-type]
+        FedBNN(fold_by=fold_by, server_lr=0.5)  # type: ignore[arg-type]
 
 
 def test_moments_are_those_of_the_mixture_in_closed_form_and_by_sampling() -> None:
     state, source = prior_state(), torch.Generator().manual_seed(5)
     posteriors, images = [moments(source, 5) for _ in range(3)], (1, 5, 2)
     updates = [
-        update(state, q, moments(source, 1, 3), {"a": n}, k) for k, (q, n) in enumerate(zip(posteriors, images, strict=True))
+        update(state, q, moments(source, 1, 3), {"a": n}, k)
+        for k, (q, n) in enumerate(zip(posteriors, images, strict=True))
     ]
     found = folded(state, updates, "moments")
     weights = torch.tensor(images).double() / 8
     means, scales = (torch.stack(part) for part in zip(*posteriors, strict=True))
     mean = weights @ means
-    torch.testing.assert_close(found["trunk"][:5], mean)
-    torch.testing.assert_close(found["trunk.scale"], (weights @ (scales**2 + (means - mean) ** 2)).sqrt())
+    torch.testing.assert_close(found["backbone"][:5], mean)
+    torch.testing.assert_close(
+        found["backbone.scale"], (weights @ (scales**2 + (means - mean) ** 2)).sqrt()
+    )
     chosen = torch.multinomial(weights, 200_000, replacement=True, generator=source)
     draws = means[chosen] + scales[chosen] * torch.randn(200_000, 5, generator=source).double()
-    torch.testing.assert_close(found["trunk.scale"], draws.std(0), rtol=0.01, atol=0)
-    torch.testing.assert_close(found["trunk"][:5], draws.mean(0), rtol=0, atol=0.02)
+    torch.testing.assert_close(found["backbone.scale"], draws.std(0), rtol=0.01, atol=0)
+    torch.testing.assert_close(found["backbone"][:5], draws.mean(0), rtol=0, atol=0.02)
 
 
 def test_mean_is_the_weighted_mean_of_location_and_log_scale() -> None:
     state, source = prior_state(), torch.Generator().manual_seed(6)
     (loc, scale), (other_loc, other_scale) = moments(source, 5), moments(source, 5)
     rows = moments(source, 1, 3)
-    updates = [update(state, (loc, scale), rows, {"a": 1}, 0), update(state, (other_loc, other_scale), rows, {"a": 3}, 1)]
+    updates = [
+        update(state, (loc, scale), rows, {"a": 1}, 0),
+        update(state, (other_loc, other_scale), rows, {"a": 3}, 1),
+    ]
     found = folded(state, updates, "mean")
-    torch.testing.assert_close(found["trunk"][:5], 0.25 * loc + 0.75 * other_loc)
-    torch.testing.assert_close(found["trunk.scale"], scale**0.25 * other_scale**0.75)
+    torch.testing.assert_close(found["backbone"][:5], 0.25 * loc + 0.75 * other_loc)
+    torch.testing.assert_close(found["backbone.scale"], scale**0.25 * other_scale**0.75)
 
 
 def test_rows_are_weighted_by_their_class_not_by_the_client() -> None:
     state = prior_state()
-    (first, _), (second, _) = moments(torch.Generator().manual_seed(1), 3), moments(torch.Generator().manual_seed(2), 3)
+    (first, _), (second, _) = (
+        moments(torch.Generator().manual_seed(1), 3),
+        moments(torch.Generator().manual_seed(2), 3),
+    )
     same = state["rows.scale"][:1].clone()
-    trunk = (state["trunk"][:5], state["trunk.scale"])
-    many = update(state, trunk, (torch.stack([first, first]), state["rows.scale"][:2]), {"a": 1, "b": 99})
-    few = update(state, trunk, (second[None], same), {"a": 3}, 1)
+    backbone = (state["backbone"][:5], state["backbone.scale"])
+    many = update(
+        state, backbone, (torch.stack([first, first]), state["rows.scale"][:2]), {"a": 1, "b": 99}
+    )
+    few = update(state, backbone, (second[None], same), {"a": 3}, 1)
     torch.testing.assert_close(folded(state, [many, few])["rows"][0], 0.25 * first + 0.75 * second)
 
 
 @pytest.mark.parametrize("rule", ["scaled", "product"])
 def test_trust_is_a_power_of_the_factor(rule: str) -> None:
     state, one = prior_state(), random_update(prior_state(), {"a": 3}, 1)
-    prior = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
-    half = prior * Gaussian(one.tensors["trunk.precision"], one.tensors["trunk.info"]) ** 0.5
+    prior = Gaussian.from_moments(state["backbone"][:5], state["backbone.scale"])
+    half = prior * Gaussian(one.tensors["backbone.precision"], one.tensors["backbone.info"]) ** 0.5
     found = folded(state, [one], rule, trust=0.5)
-    torch.testing.assert_close(found["trunk"][:5], half.loc)
-    torch.testing.assert_close(found["trunk.scale"], half.scale)
+    torch.testing.assert_close(found["backbone"][:5], half.loc)
+    torch.testing.assert_close(found["backbone.scale"], half.scale)
 
 
 def test_trust_tempers_points_and_statistics_as_well() -> None:
     state = prior_state()
     found = folded(state, [random_update(state, {"a": 3}, 4)], trust=0.25)
-    torch.testing.assert_close(found["trunk"][5:], 0.75 * state["trunk"][5:] + 0.25 * 4)
+    torch.testing.assert_close(found["backbone"][5:], 0.75 * state["backbone"][5:] + 0.25 * 4)
     torch.testing.assert_close(found["buffers"], 0.75 * state["buffers"] + 0.25 * 4)
 
 
 def test_points_and_statistics_are_means_by_images() -> None:
     state = prior_state()
     found = folded(state, [random_update(state, {"a": 1}, 2), random_update(state, {"a": 3}, 6)])
-    assert found["trunk"][5:].tolist() == [5.0, 5.0]
+    assert found["backbone"][5:].tolist() == [5.0, 5.0]
     assert found["buffers"].tolist() == [5.0]
 
 
 def test_the_product_keeps_a_positive_precision_and_a_bounded_step() -> None:
     state = prior_state()
-    wide = (state["trunk"][:5] + 1, 1.3 * state["trunk.scale"])
+    wide = (state["backbone"][:5] + 1, 1.3 * state["backbone.scale"])
     rows = (state["rows"][:1], state["rows.scale"][:1])
     updates = [update(state, wide, rows, {"a": 1}, client) for client in range(9)]
     found = folded(state, updates, "product")
-    floor = 0.1 * state["trunk.scale"].pow(-2)
-    torch.testing.assert_close(found["trunk.scale"].pow(-2), floor)
-    sums = [sum(one.tensors[f"trunk.{name}"] for one in updates) for name in ("precision", "info")]
-    prior = Gaussian.from_moments(state["trunk"][:5], state["trunk.scale"])
+    floor = 0.1 * state["backbone.scale"].pow(-2)
+    torch.testing.assert_close(found["backbone.scale"].pow(-2), floor)
+    sums = [
+        sum(one.tensors[f"backbone.{name}"] for one in updates) for name in ("precision", "info")
+    ]
+    prior = Gaussian.from_moments(state["backbone"][:5], state["backbone.scale"])
     assert bool(((prior * Gaussian(*sums)).precision < 0).all())
-    torch.testing.assert_close(found["trunk"][:5], prior.loc + (sums[1] - sums[0] * prior.loc) / floor)
+    torch.testing.assert_close(
+        found["backbone"][:5], prior.loc + (sums[1] - sums[0] * prior.loc) / floor
+    )

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from datamodules import FederatedStream
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.function_prior import FunctionPrior
-from fedbnn.bayes.layout import layout_of
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.errors import ConfigError
 from fedbnn.methods import FedBNN
@@ -16,42 +16,48 @@ from tests.core.playing import FAST, Federate, Short, after, sha
 from tests.core.small_models import BATCH, SHAPE
 
 
-def prior_of(trunk: nn.Module, weight: float = 2.0) -> FunctionPrior:
-    layout = layout_of(trunk)
-    prior = FunctionPrior(trunk, layout, weight)
-    prior.swap(*layout.read(trunk))
+def prior_of(backbone: nn.Module, weight: float = 2.0) -> FunctionPrior:
+    layout = layout_of(backbone)
+    prior = FunctionPrior(backbone, layout, weight)
+    prior.swap(*layout.read(backbone))
     return prior
 
 
-def test_a_trunk_that_did_not_move_costs_nothing() -> None:
-    trunk = MLP(SHAPE, (5,))
-    assert prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0])).item() == 0
+def test_a_backbone_that_did_not_move_costs_nothing() -> None:
+    backbone = MLP(SHAPE, (5,))
+    assert prior_of(backbone).log_density(BATCH[0], backbone(BATCH[0])).item() == 0
 
 
 def test_it_is_the_squared_distance_in_units_of_the_old_features() -> None:
-    trunk = MLP(SHAPE, (5,))
-    old = trunk(BATCH[0]).detach()
+    backbone = MLP(SHAPE, (5,))
+    old = backbone(BATCH[0]).detach()
     new = old + torch.randn(6, 5)
-    reference = -2.0 * sum(float((new[i] - old[i]).norm() ** 2) for i in range(6)) / (float(old.norm() ** 2) / 6)
-    assert prior_of(trunk).log_density(BATCH[0], new).item() == pytest.approx(reference, rel=1e-5)
+    reference = (
+        -2.0
+        * sum(float((new[i] - old[i]).norm() ** 2) for i in range(6))
+        / (float(old.norm() ** 2) / 6)
+    )
+    assert prior_of(backbone).log_density(BATCH[0], new).item() == pytest.approx(
+        reference, rel=1e-5
+    )
 
 
 def test_twice_the_features_in_both_is_the_same_density() -> None:
     """Relative to the size of the features: a network that computes in other units has the same prior."""
-    trunk, moved = MLP(SHAPE, (5,)), torch.randn(6, 5)
-    one = prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0]) + moved)
-    last = [module for module in trunk.modules() if isinstance(module, nn.Linear)][-1]
+    backbone, moved = MLP(SHAPE, (5,)), torch.randn(6, 5)
+    one = prior_of(backbone).log_density(BATCH[0], backbone(BATCH[0]) + moved)
+    last = [module for module in backbone.modules() if isinstance(module, nn.Linear)][-1]
     with torch.no_grad():
         last.weight.mul_(2)
         last.bias.mul_(2)
-    two = prior_of(trunk).log_density(BATCH[0], trunk(BATCH[0]) + 2 * moved)
+    two = prior_of(backbone).log_density(BATCH[0], backbone(BATCH[0]) + 2 * moved)
     torch.testing.assert_close(one, two)
 
 
 def test_a_linear_move_of_the_features_is_free_once_the_map_has_followed() -> None:
     """f = f_0 A + c with A invertible: V = A^-1 - I, b = -c A^-1 read the old features exactly."""
-    trunk = MLP(SHAPE, (5,))
-    prior, old = prior_of(trunk), trunk(BATCH[0]).detach()
+    backbone = MLP(SHAPE, (5,))
+    prior, old = prior_of(backbone), backbone(BATCH[0]).detach()
     turn, shift = torch.eye(5) + 0.2 * torch.randn(5, 5), torch.randn(5)
     back = torch.linalg.inv(turn)
     with torch.no_grad():
@@ -61,39 +67,44 @@ def test_a_linear_move_of_the_features_is_free_once_the_map_has_followed() -> No
 
 
 def test_swapping_forgets_the_map_of_the_last_client() -> None:
-    trunk = MLP(SHAPE, (5,))
-    prior = prior_of(trunk)
+    backbone = MLP(SHAPE, (5,))
+    prior = prior_of(backbone)
     nn.init.normal_(prior.reader.weight)
-    prior.swap(*prior.layout.read(trunk))
-    assert prior.log_density(BATCH[0], trunk(BATCH[0])).item() == 0
+    prior.swap(*prior.layout.read(backbone))
+    assert prior.log_density(BATCH[0], backbone(BATCH[0])).item() == 0
 
 
 @pytest.mark.parametrize("name", ["paper_resnet", "cifar_resnet18"])
 def test_the_teacher_stays_in_eval_mode_and_keeps_its_statistics(name: str) -> None:
-    trunk = NETWORKS[name]((3, 16, 16))
-    prior = prior_of(trunk)
+    backbone = NETWORKS[name]((3, 16, 16))
+    prior = prior_of(backbone)
     model = nn.Sequential(prior).train()
     assert not any(module.training for module in prior.teacher.modules())
     before = prior.layout.read(prior.teacher)
-    prior.log_density(torch.randn(4, 3, 16, 16), torch.randn(4, int(trunk.width))).backward()
-    assert all(torch.equal(*pair) for pair in zip(before, prior.layout.read(prior.teacher), strict=True))
-    assert {name for name, one in model.named_parameters() if one.grad is not None} == {"0.reader.weight", "0.reader.bias"}
+    prior.log_density(torch.randn(4, 3, 16, 16), torch.randn(4, int(backbone.width))).backward()
+    assert all(
+        torch.equal(*pair) for pair in zip(before, prior.layout.read(prior.teacher), strict=True)
+    )
+    assert {name for name, one in model.named_parameters() if one.grad is not None} == {
+        "0.reader.weight",
+        "0.reader.bias",
+    }
 
 
-def test_the_teacher_computes_as_exactly_as_the_trunk() -> None:
-    trunk = MLP(SHAPE, (5,))
+def test_the_teacher_computes_as_exactly_as_the_backbone() -> None:
+    backbone = MLP(SHAPE, (5,))
     images = BATCH[0].double()
-    prior = prior_of(trunk).double()
-    assert prior.log_density(images, trunk.double()(images)).item() == 0
+    prior = prior_of(backbone).double()
+    assert prior.log_density(images, backbone.double()(images)).item() == 0
 
 
 def bayesian(weight: float) -> tuple[BayesianModel, Tensor]:
     torch.manual_seed(0)
-    trunk = MLP(SHAPE, (5,))
-    model = BayesianModel(trunk, layout_of(trunk), function_prior=weight)
+    backbone = MLP(SHAPE, (5,))
+    model = BayesianModel(backbone, layout_of(backbone), function_prior=weight)
     if model.function_prior is not None:
-        model.function_prior.swap(*model.layout.read(trunk))
-    loc = torch.cat([model.layout.read(trunk)[0], torch.zeros(3 * 6)])
+        model.function_prior.swap(*model.layout.read(backbone))
+    loc = torch.cat([model.layout.read(backbone)[0], torch.zeros(3 * 6)])
     return model, loc
 
 
@@ -117,23 +128,38 @@ def test_the_elbo_counts_it_once_an_image() -> None:
     assert losses[3.0] - losses[0.0] == pytest.approx(extra, rel=1e-4)
 
 
-def test_a_stronger_prior_on_the_function_keeps_features_closer(federate: Federate, digits: FederatedStream) -> None:
+def test_a_stronger_prior_on_the_function_keeps_features_closer(
+    federate: Federate, digits: FederatedStream
+) -> None:
     stream, moved = Short(digits, 2), []
     images = next(iter(digits.test(0).batches(50)))[0]
     for weight in (0.0, 30.0):
-        states = [after(*federate(FedBNN(r_init=1, function_prior=weight), local=FAST, stream=Short(stream, n))) for n in (1, 2)]
-        trunk, seen = MLP(digits.image_shape, (16,)), []
+        states = [
+            after(
+                *federate(
+                    FedBNN(r_init=1, function_prior=weight), local=FAST, stream=Short(stream, n)
+                )
+            )
+            for n in (1, 2)
+        ]
+        backbone, seen = MLP(digits.image_shape, (16,)), []
         for state in states:
-            layout_of(trunk).write(trunk, state["trunk"], state["buffers"])
-            seen.append(trunk(images).detach())
+            layout_of(backbone).write(backbone, state["backbone"], state["buffers"])
+            seen.append(backbone(images).detach())
         moved.append(float((seen[1] - seen[0]).norm() / seen[0].norm()))
     assert moved[1] < 0.8 * moved[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"flipout": True, "mc_samples": 2}, {"bayes_norm": False}, {"power": 1.5}])
-def test_rounds_with_it_are_reproducible(federate: Federate, digits: FederatedStream, options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"flipout": True, "mc_samples": 2}, {"bayes_norm": False}, {"server_lr": 1.5}]
+)
+def test_rounds_with_it_are_reproducible(
+    federate: Federate, digits: FederatedStream, options: dict[str, float]
+) -> None:
     method = FedBNN(r_init=0, function_prior=1.0, **options)  # type: ignore[arg-type]
-    first, second = (sha(after(*federate(method, local=FAST, stream=Short(digits, 1)))) for _ in range(2))
+    first, second = (
+        sha(after(*federate(method, local=FAST, stream=Short(digits, 1)))) for _ in range(2)
+    )
     assert first == second
 
 

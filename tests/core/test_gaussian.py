@@ -16,7 +16,9 @@ def drawn(seed: int, count: int = 7) -> Gaussian:
     """A random density."""
     source = torch.Generator().manual_seed(seed)
     loc = torch.randn(count, generator=source, dtype=torch.float64)
-    return Gaussian.from_moments(loc, 0.1 + torch.rand(count, generator=source, dtype=torch.float64))
+    return Gaussian.from_moments(
+        loc, 0.1 + torch.rand(count, generator=source, dtype=torch.float64)
+    )
 
 
 def assert_same(one: Gaussian, other: Gaussian) -> None:
@@ -68,12 +70,20 @@ def test_kl_of_a_density_to_itself_is_zero() -> None:
 def conjugate_posterior(prior: Gaussian, images: torch.Tensor, noise: float) -> Gaussian:
     """The textbook posterior of a mean m given x_i ~ N(m, noise^2), in moments: an independent way to the same."""
     count, mean = len(images), images.mean(0) if len(images) else torch.zeros_like(prior.loc)
-    gain = prior.scale**2 / (prior.scale**2 + noise**2 / max(count, 1)) if count else torch.zeros_like(prior.loc)
-    return Gaussian.from_moments(prior.loc + gain * (mean - prior.loc), (prior.scale**2 * (1 - gain)).sqrt())
+    gain = (
+        prior.scale**2 / (prior.scale**2 + noise**2 / max(count, 1))
+        if count
+        else torch.zeros_like(prior.loc)
+    )
+    return Gaussian.from_moments(
+        prior.loc + gain * (mean - prior.loc), (prior.scale**2 * (1 - gain)).sqrt()
+    )
 
 
 @given(seeds, st.integers(1, 9), st.floats(0.3, 3), st.randoms(use_true_random=False))
-def test_product_of_conjugate_clients_is_the_pooled_posterior(seed: int, clients: int, noise: float, shuffle: object) -> None:
+def test_product_of_conjugate_clients_is_the_pooled_posterior(
+    seed: int, clients: int, noise: float, shuffle: object
+) -> None:
     source = torch.Generator().manual_seed(seed)
     prior, data = drawn(seed + 1), torch.randn(30, 7, generator=source, dtype=torch.float64)
     owner = torch.randint(0, clients, (30,), generator=source)
@@ -87,7 +97,10 @@ def test_product_of_conjugate_clients_is_the_pooled_posterior(seed: int, clients
 
 @given(seeds, st.integers(0, 30))
 def test_splitting_a_client_in_two_changes_nothing(seed: int, cut: int) -> None:
-    data, prior = torch.randn(30, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), drawn(seed)
+    data, prior = (
+        torch.randn(30, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64),
+        drawn(seed),
+    )
     whole = conjugate_posterior(prior, data, 1.0) / prior
     parts = [conjugate_posterior(prior, part, 1.0) / prior for part in (data[:cut], data[cut:])]
     assert_same(parts[0] * parts[1], whole)
@@ -100,11 +113,15 @@ def test_a_move_is_the_product_where_that_is_certain_enough(seed: int) -> None:
 
 
 @pytest.mark.parametrize("left", [0.5, 1e-9, 0.0, -0.4, -3.0])
-def test_a_move_that_leaves_too_little_certainty_is_bounded_and_keeps_its_direction(left: float) -> None:
+def test_a_move_that_leaves_too_little_certainty_is_bounded_and_keeps_its_direction(
+    left: float,
+) -> None:
     """The prior N(2, 1); a client at 2.1 that left `left` of the precision pulls by 0.1 * left, and is followed a tenth as far
     as with that little precision left, never away from where it pulls."""
     prior = Gaussian(torch.ones(1).double(), torch.full((1,), 2.0).double())
-    factor = Gaussian(torch.full((1,), left - 1).double(), torch.full((1,), left * 2.1 - 2.0).double())
+    factor = Gaussian(
+        torch.full((1,), left - 1).double(), torch.full((1,), left * 2.1 - 2.0).double()
+    )
     moved = prior.moved(factor, 0.6)
     assert moved.precision.tolist() == [0.6]
     assert moved.loc.tolist() == pytest.approx([2 + 0.1 * left / 0.6])

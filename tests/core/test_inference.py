@@ -6,18 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.federation.local import LocalTraining
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedBNN
+from lightning_modules.client_trainer import ClientTrainer
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
-from lightning_modules.trainer import Fitter
 
 LOCAL = LocalTraining(epochs=2, batch_size=8, warmup_epochs=2)
 
 
-def expected_loss(loc: Tensor, log_scale: Tensor, inputs: Tensor, labels: Tensor, weight: float) -> Tensor:
+def expected_loss(
+    loc: Tensor, log_scale: Tensor, inputs: Tensor, labels: Tensor, weight: float
+) -> Tensor:
     """The exact negative ELBO per image of two rows (w, b) on one feature, prior N(0, 1), by Gauss-Hermite quadrature."""
     import numpy as np
 
@@ -35,8 +37,13 @@ def expected_loss(loc: Tensor, log_scale: Tensor, inputs: Tensor, labels: Tensor
 
 def best(inputs: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
     """The minimum of the exact negative ELBO."""
-    loc, log_scale = torch.zeros(4).double().requires_grad_(), torch.zeros(4).double().requires_grad_()
-    optimizer = torch.optim.LBFGS([loc, log_scale], max_iter=300, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+    loc, log_scale = (
+        torch.zeros(4).double().requires_grad_(),
+        torch.zeros(4).double().requires_grad_(),
+    )
+    optimizer = torch.optim.LBFGS(
+        [loc, log_scale], max_iter=300, tolerance_grad=1e-10, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -57,29 +64,57 @@ class Pixel(nn.Module):
         return images.flatten(1)
 
 
-def one_pixel(method: FedBNN, local: LocalTraining, pixels: Tensor, labels: Tensor) -> tuple[SVIClient, ImageSet]:
-    trunk = Pixel()
-    model = BayesianModel(trunk, layout_of(trunk), method.flipout)
+def one_pixel(
+    method: FedBNN, local: LocalTraining, pixels: Tensor, labels: Tensor
+) -> tuple[SVIClient, ImageSet]:
+    backbone = Pixel()
+    model = BayesianModel(backbone, layout_of(backbone), method.flipout)
     start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4))
     weights = kl_weights(method, 0, 1, {"a": 10, "b": 10}, (20, {"a": 10, "b": 10}))
-    images = ImageSet(pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Look((0.5,), (0.25,)), training=True)
+    images = ImageSet(
+        pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,)), training=True
+    )
     return SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local), images
 
 
 PIXELS = torch.tensor(
-    [20, 60, 90, 100, 120, 130, 140, 150, 170, 110, 80, 115, 135, 160, 180, 190, 210, 220, 240, 255], dtype=torch.uint8
+    [
+        20,
+        60,
+        90,
+        100,
+        120,
+        130,
+        140,
+        150,
+        170,
+        110,
+        80,
+        115,
+        135,
+        160,
+        180,
+        190,
+        210,
+        220,
+        240,
+        255,
+    ],
+    dtype=torch.uint8,
 )
 LABELS = torch.tensor([0] * 10 + [1] * 10)
 
 
 def test_the_loss_is_the_exact_negative_elbo_in_the_mean() -> None:
     client, images = one_pixel(FedBNN(temperature=1.0, mc_samples=16), LOCAL, PIXELS, LABELS)
-    inputs, labels = images.look.normalise(images.pixels), LABELS
+    inputs, labels = images.preprocess.normalise(images.pixels), LABELS
     loc, log_scale = torch.tensor([-0.5, 0.2, 0.8, -0.1]), torch.tensor([-0.7, -0.3, -0.5, -1.0])
     client.elbo.guide.swap(loc, log_scale.exp())
     with torch.no_grad():
         found = torch.stack([client.objective(inputs, labels) for _ in range(30)])
-    exact = expected_loss(loc.double(), log_scale.double(), inputs.flatten().double(), labels, 1 / 20)
+    exact = expected_loss(
+        loc.double(), log_scale.double(), inputs.flatten().double(), labels, 1 / 20
+    )
     assert abs(found.mean().item() - exact.item()) < 4 * found.std().item() / math.sqrt(30)
 
 
@@ -88,8 +123,8 @@ def test_svi_converges_to_the_best_gaussian_found_by_integration(flipout: bool) 
     method = FedBNN(temperature=1.0, mc_samples=8, flipout=flipout, scale_lr=1.0, lr=0.03)
     local = LocalTraining(epochs=250, batch_size=20)
     client, images = one_pixel(method, local, PIXELS, LABELS)
-    Fitter({}).fit(client, images, 250)
-    loc, scale = best(images.look.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
+    ClientTrainer({}).fit(client, images, 250)
+    loc, scale = best(images.preprocess.normalise(images.pixels).flatten().double(), LABELS, 1 / 20)
     guide = client.elbo.guide
     torch.testing.assert_close(guide.loc.detach().double(), loc, rtol=0, atol=0.2)
     torch.testing.assert_close(guide.log_scale.detach().exp().double(), scale, rtol=0.15, atol=0)

@@ -7,9 +7,15 @@ from lightning_modules.svi_client import kl_weights
 
 
 def test_the_kl_is_weighted_by_the_round_and_rows_by_their_class() -> None:
-    method, counts, totals = FedBNN(temperature=0.5), {"a": 6, "b": 2, "c": 0}, (100, {"a": 30, "b": 2, "c": 9})
+    method, counts, totals = (
+        FedBNN(temperature=0.5),
+        {"a": 6, "b": 2, "c": 0},
+        (100, {"a": 30, "b": 2, "c": 9}),
+    )
     found = kl_weights(method, 4, 1, counts, totals)
-    expected = [0.5 / 100] * 4 + [0.5 * 6 / (8 * 30)] * 2 + [0.5 * 2 / (8 * 2)] * 2 + [0.5 / 100] * 2
+    expected = (
+        [0.5 / 100] * 4 + [0.5 * 6 / (8 * 30)] * 2 + [0.5 * 2 / (8 * 2)] * 2 + [0.5 / 100] * 2
+    )
     torch.testing.assert_close(found, torch.tensor(expected))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import FedBNN
@@ -13,7 +13,9 @@ from lightning_modules.svi_client import Start, SVIClient
 from tests.core.small_models import BATCH, SHAPE, small
 
 EVERY = [("mlp", {}), ("lenet", {})] + [
-    (name, {"norm": norm}) for name in ("paper_resnet", "cifar_resnet18") for norm in ("batch", "group")
+    (name, {"norm": norm})
+    for name in ("paper_resnet", "cifar_resnet18")
+    for norm in ("batch", "group")
 ]
 
 
@@ -21,17 +23,23 @@ EVERY = [("mlp", {}), ("lenet", {})] + [
 @pytest.mark.parametrize("bayes_norm", [True, False])
 def test_every_network_trains(name: str, options: dict[str, str], bayes_norm: bool) -> None:
     side = 32 if name == "lenet" else 16
-    trunk = NETWORKS[name]((3, side, side), **options)
-    layout = layout_of(trunk, bayes_norm)
-    statistics = layout.read(trunk)[1]
-    model = BayesianModel(trunk, layout)
+    backbone = NETWORKS[name]((3, side, side), **options)
+    layout = layout_of(backbone, bayes_norm)
+    statistics = layout.read(backbone)[1]
+    model = BayesianModel(backbone, layout)
     guide = guide_for(model, (3, side, side))
-    assert torch.equal(layout.read(trunk)[1], statistics), "the prototype run must not reach batch norm"
-    size = layout.latent + 2 * (trunk.width + 1)
-    loc = torch.cat([layout.read(trunk)[0][: layout.latent], torch.zeros(2 * (trunk.width + 1))])
+    assert torch.equal(layout.read(backbone)[1], statistics), (
+        "the prototype run must not reach batch norm"
+    )
+    size = layout.latent + 2 * (backbone.width + 1)
+    loc = torch.cat(
+        [layout.read(backbone)[0][: layout.latent], torch.zeros(2 * (backbone.width + 1))]
+    )
     model.swap(loc, torch.full((size,), 0.01))
     guide.swap(loc, torch.full((size,), 0.01))
-    loss = ClosedFormELBO().differentiable_loss(model, guide, torch.randn(4, 3, side, side), torch.tensor([0, 1, 0, 1]))
+    loss = ClosedFormELBO().differentiable_loss(
+        model, guide, torch.randn(4, 3, side, side), torch.tensor([0, 1, 0, 1])
+    )
     loss.backward()
     assert guide.loc.grad is not None
     assert bool(guide.loc.grad.isfinite().all())
@@ -40,7 +48,7 @@ def test_every_network_trains(name: str, options: dict[str, str], bayes_norm: bo
     points = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
     assert sum(parameter.numel() for parameter in points) == layout.size - layout.latent
     assert all(bool((parameter.grad != 0).any()) for parameter in points)
-    assert torch.equal(layout.read(trunk)[1], statistics) == (not layout.buffers)
+    assert torch.equal(layout.read(backbone)[1], statistics) == (not layout.buffers)
 
 
 def test_swap_takes_any_number_of_rows() -> None:
@@ -55,11 +63,11 @@ def test_swap_takes_any_number_of_rows() -> None:
         assert guide.loc.grad.shape == (size,)
 
 
-def test_the_flat_vector_is_the_trunk_then_the_rows_with_their_bias() -> None:
+def test_the_flat_vector_is_the_backbone_then_the_rows_with_their_bias() -> None:
     model, guide = small()
     network = Classifier(MLP(SHAPE, (5,)), 3)
     rows = guide.loc[model.layout.latent :].view(3, 6)
-    model.layout.write(network.trunk, guide.loc[: model.layout.latent].detach(), torch.zeros(0))
+    model.layout.write(network.backbone, guide.loc[: model.layout.latent].detach(), torch.zeros(0))
     with torch.no_grad():
         network.head.weight.copy_(rows[:, :5]), network.head.bias.copy_(rows[:, 5])
     torch.testing.assert_close(model.outputs(guide.loc, BATCH[0])[1], network(BATCH[0]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedbnn.bayes.layout import Layout, layout_of
+from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.errors import ConfigError
 from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, MaxPool, PaperResNet
 
@@ -41,8 +41,8 @@ def test_features_and_logits_have_the_right_shape(name: str, side: int) -> None:
     with torch.device("meta"):
         network = Classifier(NETWORKS[name]((3, side, side)), 7).eval()
         images = torch.zeros(2, 3, side, side)
-    assert network.trunk.width == WIDTHS[name]
-    assert network.trunk(images).shape == (2, WIDTHS[name])
+    assert network.backbone.width == WIDTHS[name]
+    assert network.backbone(images).shape == (2, WIDTHS[name])
     assert network(images).shape == (2, 7)
 
 
@@ -56,13 +56,19 @@ def test_the_paper_network_is_the_table() -> None:
     network = PaperResNet((3, 32, 32))
     stem = network.stem[0]
     assert (stem.kernel_size, stem.stride, stem.padding) == ((7, 7), (4, 4), (1, 1))
-    shortcuts = [stage.shortcut[0].kernel_size for stage in network.stages if not isinstance(stage.shortcut, nn.Identity)]
+    shortcuts = [
+        stage.shortcut[0].kernel_size
+        for stage in network.stages
+        if not isinstance(stage.shortcut, nn.Identity)
+    ]
     assert shortcuts == [(3, 3)] * 3
     assert all(isinstance(stage.last, nn.Identity) for stage in network.stages)
 
 
 @pytest.mark.parametrize(("window", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 2, 1)])
-def test_pooling_without_gradients_gives_the_same_bits_in_the_same_order(window: int, stride: int, padding: int) -> None:
+def test_pooling_without_gradients_gives_the_same_bits_in_the_same_order(
+    window: int, stride: int, padding: int
+) -> None:
     pool, images = MaxPool(window, stride, padding), torch.randn(5, 6, 11, 11)
     with torch.no_grad():
         quick = pool(images)
@@ -76,8 +82,10 @@ def test_logits_are_not_probabilities() -> None:
         logits = network(torch.randn(8, 3, 32, 32))
     assert bool((logits < 0).any())
     assert not torch.allclose(logits.sum(1), torch.ones(8))
-    features = network.trunk(torch.zeros(1, 3, 32, 32))
-    torch.testing.assert_close(network(torch.zeros(1, 3, 32, 32)), features @ network.head.weight.T + network.head.bias)
+    features = network.backbone(torch.zeros(1, 3, 32, 32))
+    torch.testing.assert_close(
+        network(torch.zeros(1, 3, 32, 32)), features @ network.head.weight.T + network.head.bias
+    )
 
 
 @pytest.mark.parametrize(("name", "side"), [("lenet", 15), ("paper_resnet", 4)])
@@ -93,7 +101,9 @@ def test_group_norm_has_no_statistics(name: str) -> None:
 
 
 def small_resnet() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4)
+    )
 
 
 @pytest.mark.parametrize("bayes_norm", [True, False])
@@ -128,7 +138,10 @@ def test_views_share_the_memory_of_the_vector_and_cover_it_once() -> None:
 def test_points_stand_behind_the_latent_weights() -> None:
     layout = layout_of(small_resnet(), bayes_norm=False)
     assert layout.size - layout.latent == 16
-    assert [slot.name for slot in layout.slots if slot.start >= layout.latent] == ["1.weight", "1.bias"]
+    assert [slot.name for slot in layout.slots if slot.start >= layout.latent] == [
+        "1.weight",
+        "1.bias",
+    ]
     assert set(layout.views(torch.zeros(layout.latent))) == {"0.weight", "3.weight", "3.bias"}
 
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.heads import triangles
 from fedbnn.heads.places import Places, measure
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
 
@@ -41,30 +41,43 @@ def assert_pooled(state: State, features: Tensor, labels: Tensor) -> None:
 
 
 @given(seeds, st.integers(1, 6), st.randoms(use_true_random=False))
-def test_statistics_of_clients_are_those_of_the_pooled_data(seed: int, clients: int, shuffle: object) -> None:
+def test_statistics_of_clients_are_those_of_the_pooled_data(
+    seed: int, clients: int, shuffle: object
+) -> None:
     features, labels = world(seed)
     owner = torch.randint(0, clients, (60,), generator=torch.Generator().manual_seed(seed))
     parts = [owner == k for k in range(clients) if bool((owner == k).any())]
-    updates = [statistics(features[part], features[part], labels[part], k) for k, part in enumerate(parts)]
+    updates = [
+        statistics(features[part], features[part], labels[part], k) for k, part in enumerate(parts)
+    ]
     shuffle.shuffle(updates)  # type: ignore[attr-defined]
     assert_pooled(folded(State({}, NAMES), updates, exchange(4)), features, labels)
 
 
 @given(seeds, st.integers(1, 59))
-def test_rounds_with_a_resting_trunk_end_in_the_exact_pooled_posteriors(seed: int, cut: int) -> None:
+def test_rounds_with_a_resting_backbone_end_in_the_exact_pooled_posteriors(
+    seed: int, cut: int
+) -> None:
     features, labels = world(seed)
     state = State({}, NAMES)
     for part in (slice(0, cut), slice(cut, 60)):
-        state = folded(state, [statistics(features[part], features[part], labels[part])], exchange(4))
+        state = folded(
+            state, [statistics(features[part], features[part], labels[part])], exchange(4)
+        )
     assert_pooled(state, features, labels)
 
 
 @given(seeds)
-def test_a_trunk_that_rests_gives_the_identity(seed: int) -> None:
+def test_a_backbone_that_rests_gives_the_identity(seed: int) -> None:
     features, labels = world(seed)
     fold = exchange(4).fold(State({}, NAMES), "statistics")
     fold.add(statistics(features, features, labels))
-    torch.testing.assert_close(fold.sums.step(1e-3), torch.cat([torch.eye(4), torch.zeros(1, 4)]).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        fold.sums.step(1e-3),
+        torch.cat([torch.eye(4), torch.zeros(1, 4)]).double(),
+        rtol=0,
+        atol=1e-9,
+    )
 
 
 def test_without_data_nothing_moves() -> None:
@@ -78,14 +91,21 @@ def test_without_data_nothing_moves() -> None:
 def test_a_known_affine_move_carries_absent_classes_exactly(seed: int) -> None:
     features, labels = world(seed)
     source = torch.Generator().manual_seed(seed + 1)
-    turn, offset = torch.randn(4, 4, generator=source).double(), torch.randn(4, generator=source).double()
+    turn, offset = (
+        torch.randn(4, 4, generator=source).double(),
+        torch.randn(4, generator=source).double(),
+    )
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
     here = labels == 0
     moved = features @ turn + offset
-    after = folded(state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-13))
+    after = folded(
+        state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-13)
+    )
     means, _ = pooled(moved, labels)
     torch.testing.assert_close(after["places.mean"][1:], means[1:], rtol=1e-4, atol=1e-4)
-    without = folded(state, [statistics(moved[here], features[here], labels[here])], exchange(4, drift=False))
+    without = folded(
+        state, [statistics(moved[here], features[here], labels[here])], exchange(4, drift=False)
+    )
     assert not torch.allclose(without["places.mean"][1:], means[1:], rtol=1e-2)
 
 
@@ -104,17 +124,23 @@ def test_the_default_ridge_carries_means_most_of_the_way() -> None:
     moved = features @ torch.randn(4, 4).double() + 1
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
     here = labels < 2
-    after = folded(state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-3))
+    after = folded(
+        state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-3)
+    )
     means, _ = pooled(moved, labels)
     old = pooled(features, labels)[0]
     assert (after["places.mean"][2] - means[2]).norm() < 0.05 * (old[2] - means[2]).norm()
 
 
-def test_absent_classes_keep_count_and_place_when_the_trunk_rests() -> None:
+def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
     features, labels = world(4)
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
     here = labels == 1
-    again = folded(state, [statistics(features[here], features[here], labels[here])], exchange(4, decay=0.5, memory=0.7))
+    again = folded(
+        state,
+        [statistics(features[here], features[here], labels[here])],
+        exchange(4, decay=0.5, memory=0.7),
+    )
     assert again["places.count"].tolist() == [20, 0.5 * 20 + 20, 20]
     torch.testing.assert_close(again["places.mean"], state["places.mean"], rtol=1e-9, atol=1e-9)
 
@@ -131,9 +157,13 @@ def test_decay_weighs_old_places_by_what_they_keep() -> None:
 def test_trust_tempers_counts_and_sums_alike() -> None:
     """A class with a single image, trusted by a third, lies where that image lies."""
     features, labels = torch.tensor([[3.0, 6.0]]).double(), torch.tensor([1])
-    state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(2), trust=1 / 3)
+    state = folded(
+        State({}, NAMES), [statistics(features, features, labels)], exchange(2), trust=1 / 3
+    )
     torch.testing.assert_close(state["places.mean"][1], features[0])
-    torch.testing.assert_close(state["places.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        state["places.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0
+    )
 
 
 def test_new_classes_find_empty_places() -> None:
@@ -144,25 +174,30 @@ def test_new_classes_find_empty_places() -> None:
     assert grown.mean.shape == (4, 4)
 
 
-def trunk_of(width: int, side: int = 4) -> nn.Module:
-    trunk = nn.Sequential(nn.Flatten(), nn.Linear(side * side, width))
-    trunk.width = width
-    return trunk
+def backbone_of(width: int, side: int = 4) -> nn.Module:
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(side * side, width))
+    backbone.width = width
+    return backbone
 
 
 def pictures(count: int, side: int = 4) -> ImageSet:
     pixels = torch.randint(0, 256, (count, 1, side, side), dtype=torch.uint8)
-    return ImageSet(pixels, torch.arange(count) % 3, NAMES, Look(flip=True, shift=2), training=True)
+    return ImageSet(
+        pixels, torch.arange(count) % 3, NAMES, Preprocess(flip=True, shift=2), training=True
+    )
 
 
-def test_a_client_measures_both_trunks_without_augmentation() -> None:
-    trunk, images = trunk_of(5), pictures(40)
-    layout = layout_of(trunk)
-    new, buffers = layout.read(trunk)
+def test_a_client_measures_both_backbones_without_augmentation() -> None:
+    backbone, images = backbone_of(5), pictures(40)
+    layout = layout_of(backbone)
+    new, buffers = layout.read(backbone)
     old = new + 0.1 * torch.randn(len(new))
-    sent = State({"trunk": new, "buffers": buffers, "trunk.before": old, "buffers.before": buffers}, NAMES)
-    found = measure(trunk, layout, sent, images)
-    plain = images.look.normalise(images.pixels).flatten(1)
+    sent = State(
+        {"backbone": new, "buffers": buffers, "backbone.before": old, "buffers.before": buffers},
+        NAMES,
+    )
+    found = measure(backbone, layout, sent, images)
+    plain = images.preprocess.normalise(images.pixels).flatten(1)
     weights = [layout.views(vector) for vector in (new, old)]
     now, before = ((plain @ w["1.weight"].T + w["1.bias"]).double() for w in weights)
     for name, value in statistics(now, before, images.labels).tensors.items():

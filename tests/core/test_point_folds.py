@@ -1,4 +1,4 @@
-"""The fold of points: the trunk by images, rows by images of their class."""
+"""The fold of points: the backbone by images, rows by images of their class."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,15 @@ from fedbnn.state import State
 from tests.core.posteriors import NAMES
 
 
-def point_update(trunk: float, rows: Mapping[str, float], counts: Mapping[str, int]) -> Update:
-    tensors = {"trunk": torch.full((2,), trunk), "buffers": torch.full((1,), trunk)}
+def point_update(backbone: float, rows: Mapping[str, float], counts: Mapping[str, int]) -> Update:
+    tensors = {"backbone": torch.full((2,), backbone), "buffers": torch.full((1,), backbone)}
     tensors["rows"] = torch.tensor([[rows[name]] * 3 for name in counts]).reshape(-1, 3)
     return Update("run", 1, "train", 0, "", sum(counts.values()), counts, tensors)
 
 
 def point_state() -> State:
     tensors = {
-        "trunk": torch.zeros(2),
+        "backbone": torch.zeros(2),
         "buffers": torch.zeros(1),
         "rows": torch.full((3, 3), 0.1),
         "rows.samples": torch.zeros(3).double(),
@@ -27,12 +27,12 @@ def point_state() -> State:
     return State(tensors, NAMES)
 
 
-def test_fedavg_weighs_the_trunk_by_images_and_rows_by_images_of_their_class() -> None:
+def test_fedavg_weighs_the_backbone_by_images_and_rows_by_images_of_their_class() -> None:
     fold = PointFold(point_state())
     fold.add(point_update(1.0, {"a": 1.0, "b": 2.0}, {"a": 1, "b": 9}))
     fold.add(point_update(3.0, {"a": 5.0}, {"a": 3}))
     found = fold.close()
-    assert found["trunk"].tolist() == pytest.approx([(10 * 1 + 3 * 3) / 13] * 2)
+    assert found["backbone"].tolist() == pytest.approx([(10 * 1 + 3 * 3) / 13] * 2)
     assert found["rows"][:, 0].tolist() == pytest.approx([4.0, 2.0, 0.1])
     assert torch.equal(found["rows"][2], point_state()["rows"][2])
     assert found["rows.samples"].tolist() == [4, 9, 0]
@@ -42,7 +42,7 @@ def test_fedavg_pulls_a_distrusted_client_towards_its_start() -> None:
     fold = PointFold(point_state())
     fold.add(point_update(4.0, {"a": 4.1}, {"a": 3}), trust=0.5)
     found = fold.close()
-    assert found["trunk"].tolist() == [2.0, 2.0]
+    assert found["backbone"].tolist() == [2.0, 2.0]
     assert found["rows"][0].tolist() == pytest.approx([2.1] * 3)
 
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedbnn.deploy import load
+from fedbnn.export import load
 from fedbnn.heads.places import without_places
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.networks import MLP, NETWORKS
 from tests.core.predictors import LOOK, SHAPE, images, predictor, saved, state_of
 
 
 def test_only_trained_classes_are_predicted_in_the_order_of_the_library() -> None:
-    trunk = MLP(SHAPE, (5,))
-    found = predictor(state_of(trunk), trunk, samples=3)
+    backbone = MLP(SHAPE, (5,))
+    found = predictor(state_of(backbone), backbone, samples=3)
     assert found.classes == ("a", "c")
     assert found.scores(images()).shape == (3, 30, 2)
 
@@ -23,46 +23,56 @@ def test_only_trained_classes_are_predicted_in_the_order_of_the_library() -> Non
 @pytest.mark.parametrize("samples", [0, 3])
 def test_rows_beside_the_class_posteriors_add_their_scores(samples: int) -> None:
     """The same draws judge: scores of both = scores of the posteriors + weight * scores of the rows."""
-    trunk = MLP(SHAPE, (5,))
-    state = state_of(trunk, places=True)
-    both, posteriors = (predictor(state, trunk, samples=samples, rows=weight).scores(images()) for weight in (0.3, 0.0))
-    rows = predictor(without_places(state), trunk, samples=samples, rows=0.3).scores(images())
+    backbone = MLP(SHAPE, (5,))
+    state = state_of(backbone, places=True)
+    both, posteriors = (
+        predictor(state, backbone, samples=samples, rows=weight).scores(images())
+        for weight in (0.3, 0.0)
+    )
+    rows = predictor(without_places(state), backbone, samples=samples, rows=0.3).scores(images())
     torch.testing.assert_close(both, posteriors + 0.3 * rows)
     assert not torch.allclose(both, posteriors)
 
 
 def test_draws_are_made_once_and_serve_every_call_and_batch() -> None:
-    trunk = MLP(SHAPE, (5,))
-    found = predictor(state_of(trunk), trunk, samples=4)
+    backbone = MLP(SHAPE, (5,))
+    found = predictor(state_of(backbone), backbone, samples=4)
     whole, many = found.scores(images(20)), images(1001)
     assert torch.equal(found.scores(images(20)), whole)
-    parts = [found.scores(many.subset(torch.arange(start, min(start + 250, 1001)))) for start in range(0, 1001, 250)]
+    parts = [
+        found.scores(many.subset(torch.arange(start, min(start + 250, 1001))))
+        for start in range(0, 1001, 250)
+    ]
     torch.testing.assert_close(found.scores(many), torch.cat(parts, 1), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(whole[0], whole[1])
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not() -> None:
-    trunk = MLP(SHAPE, (5,))
-    state = state_of(trunk)
-    first, second, other = (predictor(state, trunk, samples=2, seed=seed).scores(images()) for seed in (1, 1, 2))
+    backbone = MLP(SHAPE, (5,))
+    state = state_of(backbone)
+    first, second, other = (
+        predictor(state, backbone, samples=2, seed=seed).scores(images()) for seed in (1, 1, 2)
+    )
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 
 
 def test_points_are_scored_once_and_zero_draws_are_the_means() -> None:
-    trunk = MLP(SHAPE, (5,))
-    state = state_of(trunk)
-    points = predictor(state.only("trunk", "buffers", "rows", "rows.samples"), trunk, samples=8).scores(images())
+    backbone = MLP(SHAPE, (5,))
+    state = state_of(backbone)
+    points = predictor(
+        state.only("backbone", "buffers", "rows", "rows.samples"), backbone, samples=8
+    ).scores(images())
     assert points.shape == (1, 30, 2)
-    assert torch.equal(predictor(state, trunk, samples=0).scores(images()), points)
+    assert torch.equal(predictor(state, backbone, samples=0).scores(images()), points)
     rows = state["rows"][[0, 2]]
     with torch.no_grad():
-        expected = trunk(LOOK.normalise(images().pixels)) @ rows[:, :-1].T + rows[:, -1]
+        expected = backbone(LOOK.normalise(images().pixels)) @ rows[:, :-1].T + rows[:, -1]
     torch.testing.assert_close(points[0], expected)
 
 
 def test_draws_have_the_moments_of_the_posterior() -> None:
-    """With a trunk that adds nothing, logits are sums of normal variables whose moments are known."""
+    """With a backbone that adds nothing, logits are sums of normal variables whose moments are known."""
 
     class Pixels(nn.Module):
         width = 16
@@ -74,21 +84,23 @@ def test_draws_have_the_moments_of_the_posterior() -> None:
         def forward(self, pictures: Tensor) -> Tensor:
             return pictures.flatten(1) + self.offset
 
-    trunk = Pixels()
-    state = state_of(trunk).having({"trunk.scale": torch.full((16,), 1e-9)})
-    scores = predictor(state, trunk, samples=1500).scores(images(3))
+    backbone = Pixels()
+    state = state_of(backbone).having({"backbone.scale": torch.full((16,), 1e-9)})
+    scores = predictor(state, backbone, samples=1500).scores(images(3))
     inputs = LOOK.normalise(images(3).pixels).flatten(1)
     rows = state["rows"][[0, 2]]
     deviation = 0.2 * (inputs.square().sum(1) + 1).sqrt()
-    torch.testing.assert_close(scores.mean(0), inputs @ rows[:, :-1].T + rows[:, -1], rtol=0, atol=0.15)
+    torch.testing.assert_close(
+        scores.mean(0), inputs @ rows[:, :-1].T + rows[:, -1], rtol=0, atol=0.15
+    )
     torch.testing.assert_close(scores.std(0), deviation[:, None].expand(3, 2), rtol=0.1, atol=0)
 
 
 def test_prediction_is_the_mean_of_probabilities_and_not_of_logits(tmp_path: Path) -> None:
-    trunk = MLP(SHAPE, (5,))
-    model = saved(tmp_path, trunk, state_of(trunk))
+    backbone = MLP(SHAPE, (5,))
+    model = saved(tmp_path, backbone, state_of(backbone))
     found = model.predict(images().pixels, samples=5, seed=3)
-    scores = predictor(load(tmp_path).state, trunk, samples=5, seed=3).scores(images())
+    scores = predictor(load(tmp_path).state, backbone, samples=5, seed=3).scores(images())
     mean = scores.softmax(-1).mean(0)
     torch.testing.assert_close(found.probabilities, mean)
     assert not torch.allclose(found.probabilities, scores.mean(0).softmax(-1), atol=1e-3)
@@ -100,11 +112,22 @@ def test_prediction_is_the_mean_of_probabilities_and_not_of_logits(tmp_path: Pat
 
 
 def test_eval_mode_and_statistics_are_used_for_batch_norm() -> None:
-    trunk = NETWORKS["cifar_resnet18"]((3, 8, 8))
-    state = state_of(trunk, bayesian=False)
-    pictures = ImageSet(torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8), torch.zeros(4, dtype=torch.long), ("a",), Look())
-    found = predictor(state, trunk).scores(pictures)
-    alone = torch.cat([predictor(state, trunk).scores(pictures.subset(torch.tensor([place]))) for place in range(4)], 1)
+    backbone = NETWORKS["cifar_resnet18"]((3, 8, 8))
+    state = state_of(backbone, bayesian=False)
+    pictures = ImageSet(
+        torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8),
+        torch.zeros(4, dtype=torch.long),
+        ("a",),
+        Preprocess(),
+    )
+    found = predictor(state, backbone).scores(pictures)
+    alone = torch.cat(
+        [
+            predictor(state, backbone).scores(pictures.subset(torch.tensor([place])))
+            for place in range(4)
+        ],
+        1,
+    )
     torch.testing.assert_close(found, alone, rtol=1e-3, atol=1e-4)
     shifted = state.having({"buffers": state["buffers"] + 0.5})
-    assert not torch.allclose(predictor(shifted, trunk).scores(pictures), found, atol=1e-3)
+    assert not torch.allclose(predictor(shifted, backbone).scores(pictures), found, atol=1e-3)

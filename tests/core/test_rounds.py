@@ -12,7 +12,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads.predictor import Predictor
-from fedbnn.messages import Order, Reply
+from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.storage.ledger import Ledger
@@ -21,7 +21,9 @@ from tests.core.playing import FAST, Federate, Overheard, Short, after, sha
 # Initialisation.
 
 
-def test_the_first_rounds_are_fedavg_bit_for_bit(federate: Federate, digits: FederatedStream) -> None:
+def test_the_first_rounds_are_fedavg_bit_for_bit(
+    federate: Federate, digits: FederatedStream
+) -> None:
     stream = Short(digits, 3)
     average = after(*federate(FedAvg(), local=FAST, stream=stream))
     bayes = after(*federate(FedBNN(r_init=3), local=FAST, stream=stream))
@@ -29,14 +31,16 @@ def test_the_first_rounds_are_fedavg_bit_for_bit(federate: Federate, digits: Fed
     assert not bayes.bayesian
 
 
-def test_then_means_are_the_weights_and_scales_the_initial_ones(federate: Federate, digits: FederatedStream) -> None:
+def test_then_means_are_the_weights_and_scales_the_initial_ones(
+    federate: Federate, digits: FederatedStream
+) -> None:
     method = FedBNN(r_init=1, scale_gain=0.2)
     federation, initial = federate(method, local=FAST, stream=Short(digits, 1))
     points = after(federation, initial)
     state = method.prepare(points, 2, ["digits/7"], federation.layout)
-    assert torch.equal(state["trunk"], points["trunk"])
+    assert torch.equal(state["backbone"], points["backbone"])
     assert torch.equal(state["rows"][:-1], points["rows"])
-    torch.testing.assert_close(state["trunk.scale"], federation.layout.initial_scale(0.2))
+    torch.testing.assert_close(state["backbone.scale"], federation.layout.initial_scale(0.2))
     assert state["rows.scale"].unique().tolist() == pytest.approx([0.2 / 17**0.5])
     assert state["rows.scale"].shape == state["rows"].shape
 
@@ -44,21 +48,28 @@ def test_then_means_are_the_weights_and_scales_the_initial_ones(federate: Federa
 def test_no_initialisation_works_too(federate: Federate, digits: FederatedStream) -> None:
     state = after(*federate(FedBNN(r_init=0), local=FAST, stream=Short(digits, 2)))
     assert state.bayesian
-    assert bool((state["trunk.scale"] > 0).all())
+    assert bool((state["backbone.scale"] > 0).all())
     assert bool((state["rows.samples"] > 0).all())
 
 
 @pytest.mark.parametrize("fold_by", ["scaled", "product", "moments", "mean"])
 @pytest.mark.parametrize(
-    "options", [{}, {"bayes_norm": False}, {"flipout": True, "mc_samples": 2}, {"head": "gaussian"}, {"scope": "seen"}]
+    "options",
+    [
+        {},
+        {"bayes_norm": False},
+        {"flipout": True, "mc_samples": 2},
+        {"head": "gaussian"},
+        {"scope": "seen"},
+    ],
 )
 def test_every_fold_plays_rounds_with_every_option(
     federate: Federate, digits: FederatedStream, fold_by: str, options: Mapping[str, Any]
 ) -> None:
-    power = {"scaled": 2.0, "product": 0.3}.get(fold_by, 1.0)
-    method = FedBNN(fold_by=fold_by, r_init=0, power=power, **options)  # type: ignore[arg-type]
+    server_lr = {"scaled": 2.0, "product": 0.3}.get(fold_by, 1.0)
+    method = FedBNN(fold_by=fold_by, r_init=0, server_lr=server_lr, **options)  # type: ignore[arg-type]
     state = after(*federate(method, local=FAST, stream=Short(digits, 1)))
-    assert bool((state["trunk.scale"] > 0).all())
+    assert bool((state["backbone.scale"] > 0).all())
     assert all(bool(value.isfinite().all()) for value in state.tensors.values())
 
 
@@ -80,11 +91,13 @@ def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(
     "method",
     [
         FedBNN(r_init=1, head="gaussian"),
-        FedBNN(r_init=1, share="trunk_only"),
-        FedBNN(r_init=1, head="gaussian", power=2.0, function_prior=1.0),
+        FedBNN(r_init=1, share="backbone_only"),
+        FedBNN(r_init=1, head="gaussian", server_lr=2.0, function_prior=1.0),
     ],
 )
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federate: Federate, digits: FederatedStream, method: FedBNN) -> None:
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    federate: Federate, digits: FederatedStream, method: FedBNN
+) -> None:
     """The second half runs in new workers on a ledger that was closed in between."""
     whole = after(*federate(method, local=FAST, stream=Short(digits, 3)))
     federation, initial = federate(method, local=FAST, stream=Short(digits, 2))
@@ -98,14 +111,21 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(federate: Federate, 
 # Chance.
 
 
-def test_a_random_network_scores_chance_in_both_regimes(digits: FederatedStream, federate: Federate) -> None:
+def test_a_random_network_scores_chance_in_both_regimes(
+    digits: FederatedStream, federate: Federate
+) -> None:
     federation, initial = federate(FedAvg())
     found: dict[str, list[float]] = {"task_aware": [], "class_agnostic": []}
     for seed in range(12):
         state = FedAvg().prepare(initial, 1, digits.classes, federation.layout)
         source = torch.Generator().manual_seed(seed)
-        rows, trunk = torch.randn(10, 17, generator=source), torch.randn(len(state["trunk"]), generator=source) * 0.1
-        state = state.having({"rows": rows, "trunk": trunk, "rows.samples": torch.ones(10).double()})
+        rows, backbone = (
+            torch.randn(10, 17, generator=source),
+            torch.randn(len(state["backbone"]), generator=source) * 0.1,
+        )
+        state = state.having(
+            {"rows": rows, "backbone": backbone, "rows.samples": torch.ones(10).double()}
+        )
         predictor = Predictor(MLP(digits.image_shape, (16,)), federation.layout, state)
         line: Any = evaluate_round(predictor, digits, digits.rounds, Evaluation())
         for regime, values in found.items():
@@ -117,22 +137,32 @@ def test_a_random_network_scores_chance_in_both_regimes(digits: FederatedStream,
 # Class posteriors in whole rounds.
 
 
-def test_class_posteriors_travel_as_an_exchange_of_their_own(federate: Federate, digits: FederatedStream) -> None:
+def test_class_posteriors_travel_as_an_exchange_of_their_own(
+    federate: Federate, digits: FederatedStream
+) -> None:
     federation, initial = federate(FedAvg(head="gaussian"), local=FAST, stream=Short(digits, 1))
     engine = Overheard(federation.engine)  # type: ignore[arg-type]
     state = after(replace(federation, engine=engine), initial)
-    assert [Order.from_bytes(payload).exchange for payload in engine.down] == ["train", "statistics"]
-    assert "rows" not in Order.from_bytes(engine.down[1]).state
+    assert [FitInstruction.from_bytes(payload).exchange for payload in engine.down] == [
+        "train",
+        "statistics",
+    ]
+    assert "rows" not in FitInstruction.from_bytes(engine.down[1]).state
     assert state["places.count"].tolist() == state["rows.samples"].tolist()
     committed = federation.ledger.latest()
     assert committed is not None
-    assert committed.record["bytes_up"] == sum(len(answer.update) for answer in engine.up if isinstance(answer, Reply))
+    assert committed.record["bytes_up"] == sum(
+        len(answer.update) for answer in engine.up if isinstance(answer, FitResult)
+    )
     assert committed.record["bytes_down"] == sum(3 * len(payload) for payload in engine.down)
 
 
-def test_the_linear_rows_and_the_trunk_do_not_know_which_head_predicts(federate: Federate, digits: FederatedStream) -> None:
+def test_the_linear_rows_and_the_backbone_do_not_know_which_head_predicts(
+    federate: Federate, digits: FederatedStream
+) -> None:
     linear, gaussian = (
-        after(*federate(FedBNN(r_init=1, head=head), local=FAST, stream=Short(digits, 2))) for head in ("linear", "gaussian")
+        after(*federate(FedBNN(r_init=1, head=head), local=FAST, stream=Short(digits, 2)))
+        for head in ("linear", "gaussian")
     )  # type: ignore[arg-type]
     assert all(torch.equal(gaussian[name], value) for name, value in linear.tensors.items())
 
@@ -140,7 +170,9 @@ def test_the_linear_rows_and_the_trunk_do_not_know_which_head_predicts(federate:
 def test_it_learns(federate: Federate, digits: FederatedStream, tmp_path: Path) -> None:
     scores = {}
     for method in (FedAvg(), FedBNN(r_init=1), FedBNN(r_init=1, head="gaussian")):
-        federation, initial = federate(method, local=LocalTraining(lr=5e-3, epochs=5, batch_size=8), stream=Short(digits, 2))
+        federation, initial = federate(
+            method, local=LocalTraining(lr=5e-3, epochs=5, batch_size=8), stream=Short(digits, 2)
+        )
         state = after(federation, initial)
         predictor = Predictor(MLP(digits.image_shape, (16,)), federation.layout, state)
         line: Any = evaluate_round(predictor, digits, 2, Evaluation(images=None))

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from fedbnn import wire
 from fedbnn.evaluation.posteriors import scale_quantiles
 from fedbnn.heads import library
-from fedbnn.images import ImageSet, Look
-from fedbnn.messages import Order
+from fedbnn.images import ImageSet, Preprocess
+from fedbnn.messages import FitInstruction
 from fedbnn.seeds import address, forked, generator
 from fedbnn.state import State
 
 
 def filled(scale: bool = False) -> State:
     tensors = {
-        "trunk": torch.zeros(2),
+        "backbone": torch.zeros(2),
         "buffers": torch.zeros(0),
         "rows": torch.ones(1, 4),
         "rows.samples": torch.tensor([3.0]).double(),
     }
     if scale:
-        tensors |= {"trunk.scale": torch.ones(2), "rows.scale": torch.full((1, 4), 0.3)}
+        tensors |= {"backbone.scale": torch.ones(2), "rows.scale": torch.full((1, 4), 0.3)}
     return State(tensors, ("b",))
 
 
@@ -41,7 +41,10 @@ def test_new_rows_are_zero_fresh_and_the_same_everywhere(scale: bool) -> None:
     if scale:
         assert grown["rows.scale"][1:].unique().tolist() == pytest.approx([0.1])
         assert torch.equal(grown["rows.scale"][:1], state["rows.scale"])
-    assert library.grow(state, ["a", "c"], 0.1).to_bytes() == library.grow(state, ["c", "a"], 0.1).to_bytes()
+    assert (
+        library.grow(state, ["a", "c"], 0.1).to_bytes()
+        == library.grow(state, ["c", "a"], 0.1).to_bytes()
+    )
 
 
 def test_known_classes_add_nothing() -> None:
@@ -56,37 +59,46 @@ def test_a_state_survives_its_bytes_and_is_not_changed_by_having_more() -> None:
     assert back.notes == {"note": [1, 2]}
     assert back.tensors.keys() == state.tensors.keys()
     assert all(torch.equal(back[name], value) for name, value in state.tensors.items())
-    more = state.having({"trunk": torch.ones(2)})
-    assert state["trunk"].tolist() == [0, 0]
-    assert more["trunk"].tolist() == [1, 1]
+    more = state.having({"backbone": torch.ones(2)})
+    assert state["backbone"].tolist() == [0, 0]
+    assert more["backbone"].tolist() == [1, 1]
     with pytest.raises(TypeError):
-        state.tensors["trunk"] = torch.ones(2)  # type: ignore[index]
+        state.tensors["backbone"] = torch.ones(2)  # type: ignore[index]
 
 
 def test_equal_states_give_equal_bytes_whatever_the_order_of_their_parts() -> None:
     state = filled(True)
     turned = State(dict(reversed(state.tensors.items())), state.classes)
     assert turned.to_bytes() == state.to_bytes()
-    assert state.having({"trunk": torch.ones(2)}).to_bytes() != state.to_bytes()
+    assert state.having({"backbone": torch.ones(2)}).to_bytes() != state.to_bytes()
 
 
 def test_two_names_for_one_memory_can_be_sent() -> None:
     weights = torch.arange(4.0)
-    payload = Order("run", 1, "statistics", State({"trunk": weights, "trunk.before": weights, "part": weights[:2]})).to_bytes()
-    back = Order.from_bytes(payload).state
-    assert torch.equal(back["trunk.before"], weights)
+    payload = FitInstruction(
+        "run",
+        1,
+        "statistics",
+        State({"backbone": weights, "backbone.before": weights, "part": weights[:2]}),
+    ).to_bytes()
+    back = FitInstruction.from_bytes(payload).state
+    assert torch.equal(back["backbone.before"], weights)
     assert torch.equal(back["part"], weights[:2])
-    apart = State({"trunk": weights, "trunk.before": weights.clone(), "part": weights[:2].clone()})
-    assert Order("run", 1, "statistics", apart).to_bytes() == payload
+    apart = State(
+        {"backbone": weights, "backbone.before": weights.clone(), "part": weights[:2].clone()}
+    )
+    assert FitInstruction("run", 1, "statistics", apart).to_bytes() == payload
 
 
 def test_a_pickle_is_not_a_message() -> None:
     with pytest.raises(wire.Malformed):
-        wire.unpack(pickle.dumps({"trunk": torch.zeros(2)}))
+        wire.unpack(pickle.dumps({"backbone": torch.zeros(2)}))
 
 
 @given(st.integers(0, 2**40), st.integers(0, 999), st.integers(0, 999))
-def test_addresses_are_the_same_everywhere_and_differ_from_their_neighbours(seed: int, round: int, client: int) -> None:
+def test_addresses_are_the_same_everywhere_and_differ_from_their_neighbours(
+    seed: int, round: int, client: int
+) -> None:
     here = address(seed, "train", round, client)
     assert here == address(seed, "train", round, client)
     assert 0 <= here < 2**63
@@ -111,49 +123,58 @@ def test_a_fork_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(3), expected)
     with forked(5):
         assert torch.equal(torch.rand(3), inside)
-    assert torch.equal(torch.rand(2, generator=generator(1, "x")), torch.rand(2, generator=generator(1, "x")))
+    assert torch.equal(
+        torch.rand(2, generator=generator(1, "x")), torch.rand(2, generator=generator(1, "x"))
+    )
 
 
 def test_quantiles_of_scales_are_those_of_numpy_and_none_for_points() -> None:
     assert scale_quantiles(filled()) is None
     scales = torch.linspace(0.1, 0.9, 101)
-    found = scale_quantiles(filled(True).having({"trunk.scale": scales}))
+    found = scale_quantiles(filled(True).having({"backbone.scale": scales}))
     assert found is not None
-    assert found["scale"]["trunk"] == pytest.approx([0.14, 0.5, 0.86], abs=1e-5)
+    assert found["scale"]["backbone"] == pytest.approx([0.14, 0.5, 0.86], abs=1e-5)
     assert found["scale"]["rows"] == pytest.approx([0.3] * 3)
 
 
 def pictures(count: int) -> ImageSet:
     pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 3, 3).clone()
-    return ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), Look((0.5,), (0.25,)), training=True)
+    return ImageSet(
+        pixels, torch.arange(count) % 2, ("a", "b"), Preprocess((0.5,), (0.25,)), training=True
+    )
 
 
 def test_pixels_are_normalised_channel_by_channel() -> None:
-    look = Look((0.5, 0.2), (0.25, 0.1))
+    look = Preprocess((0.5, 0.2), (0.25, 0.1))
     pixels = torch.randint(0, 256, (4, 2, 3, 3), dtype=torch.uint8)
-    expected = (pixels.float() / 255 - torch.tensor([0.5, 0.2]).view(1, 2, 1, 1)) / torch.tensor([0.25, 0.1]).view(1, 2, 1, 1)
+    expected = (pixels.float() / 255 - torch.tensor([0.5, 0.2]).view(1, 2, 1, 1)) / torch.tensor(
+        [0.25, 0.1]
+    ).view(1, 2, 1, 1)
     torch.testing.assert_close(look.normalise(pixels), expected, rtol=1e-5, atol=1e-5)
 
 
-def augmented(look: Look, pixels: torch.Tensor) -> torch.Tensor:
-    return look.draw(look.views(pixels), torch.arange(len(pixels)))
+def augmented(preprocess: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
+    return preprocess.draw(preprocess.views(pixels), torch.arange(len(pixels)))
 
 
 def test_augmentation_flips_half_and_shifts_by_no_more_than_asked() -> None:
     pixels = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
     pixels[:, :, 4, 2] = 255
-    flipped = augmented(Look(flip=True), pixels)
+    flipped = augmented(Preprocess(flip=True), pixels)
     assert 120 < int((flipped[:, 0, 4, 6] == 255).sum()) < 280
-    places = augmented(Look(shift=2), pixels)[:, 0].flatten(1).argmax(1)
+    places = augmented(Preprocess(shift=2), pixels)[:, 0].flatten(1).argmax(1)
     assert set((places // 9).tolist()) == {2, 3, 4, 5, 6}
     assert set((places % 9).tolist()) == {0, 1, 2, 3, 4}
-    assert torch.equal(augmented(Look(), pixels), pixels)
+    assert torch.equal(augmented(Preprocess(), pixels), pixels)
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "batches"), [(9, 4, [4, 4]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])]
+    ("count", "size", "batches"),
+    [(9, 4, [4, 4]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])],
 )
-def test_a_lone_last_image_is_left_out_but_never_a_lone_client(count: int, size: int, batches: list[int]) -> None:
+def test_a_lone_last_image_is_left_out_but_never_a_lone_client(
+    count: int, size: int, batches: list[int]
+) -> None:
     assert [len(labels) for _, labels in pictures(count).loader(size, shuffle=False)] == batches
 
 

@@ -20,9 +20,17 @@ from fedbnn.bayes.model import SITE, BayesianModel, ClosedFormELBO, MeanFieldGui
 from tests.core.small_models import BATCH, small
 
 
-def steps(model: nn.Module, guide: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], count: int = 5, lr: float = 0.05) -> None:
+def steps(
+    model: nn.Module,
+    guide: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    count: int = 5,
+    lr: float = 0.05,
+) -> None:
     """A few steps of Adam on whatever the guide offers."""
-    optimizer = torch.optim.Adam([parameter for parameter in guide.parameters() if parameter.requires_grad], lr)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in guide.parameters() if parameter.requires_grad], lr
+    )
     for _ in range(count):
         optimizer.zero_grad()
         loss(*BATCH).backward()
@@ -64,7 +72,8 @@ def test_the_prior_is_unchanged_after_a_fit() -> None:
     steps(model, guide, lambda *batch: ClosedFormELBO().differentiable_loss(model, guide, *batch))
     assert not torch.equal(guide.loc, start)
     assert all(
-        torch.equal(getattr(model, name), value) for name, value in zip(("loc", "scale", "log_scale"), before, strict=True)
+        torch.equal(getattr(model, name), value)
+        for name, value in zip(("loc", "scale", "log_scale"), before, strict=True)
     )
 
 
@@ -83,7 +92,10 @@ def test_swaps_copy_what_they_are_given() -> None:
     assert bool((model.scale == 1).all())
     assert bool((guide.loc == 0).all())
     assert bool((guide.log_scale == 0).all())
-    pointers = [tensor.data_ptr() for tensor in (model.loc, model.scale, model.log_scale, guide.loc, guide.log_scale)]
+    pointers = [
+        tensor.data_ptr()
+        for tensor in (model.loc, model.scale, model.log_scale, guide.loc, guide.log_scale)
+    ]
     assert len(set(pointers)) == 5
 
 
@@ -107,13 +119,21 @@ def kl_of_loss(loss: Callable[[], Tensor], misfit: Callable[[], Tensor], seed: i
 
 def test_the_kl_in_the_loss_is_exact_and_not_sampled() -> None:
     model, guide = small()
-    guide.swap(guide.loc + 0.3 * torch.randn(len(guide.loc)), 0.1 * torch.rand(len(guide.loc)) + 0.05)
-    exact = kl_divergence(Normal(guide.loc, guide.log_scale.exp()), Normal(model.loc, model.scale)).sum().item()
+    guide.swap(
+        guide.loc + 0.3 * torch.randn(len(guide.loc)), 0.1 * torch.rand(len(guide.loc)) + 0.05
+    )
+    exact = (
+        kl_divergence(Normal(guide.loc, guide.log_scale.exp()), Normal(model.loc, model.scale))
+        .sum()
+        .item()
+    )
     elbo, free = ClosedFormELBO(), ClosedFormELBO()
     elbo.kl_weight, free.kl_weight = 1.0, 0.0
     found = {
         kl_of_loss(
-            lambda: elbo.differentiable_loss(model, guide, *BATCH), lambda: free.differentiable_loss(model, guide, *BATCH), seed
+            lambda: elbo.differentiable_loss(model, guide, *BATCH),
+            lambda: free.differentiable_loss(model, guide, *BATCH),
+            seed,
         )
         for seed in range(4)
     }
@@ -191,7 +211,12 @@ def test_with_the_global_store_two_guides_are_one() -> None:
     model, _ = small()
     model.eval()
     with pyro.settings.context(module_local_params=False):
-        guides = [MeanFieldGuide(model, init_loc_fn=lambda site: torch.zeros_like(site["fn"].base_dist.loc)) for _ in range(2)]
+        guides = [
+            MeanFieldGuide(
+                model, init_loc_fn=lambda site: torch.zeros_like(site["fn"].base_dist.loc)
+            )
+            for _ in range(2)
+        ]
         for guide in guides:
             guide(*BATCH)
             getattr(guide.locs, SITE)
@@ -221,7 +246,9 @@ def test_swapping_tensors_restores_a_guide_where_a_deep_copy_would_break_it() ->
         guide.swap(*kept)
         torch.manual_seed(0)
         losses.append(ClosedFormELBO().loss(model, guide, *BATCH))
-        steps(model, guide, lambda *batch: ClosedFormELBO().differentiable_loss(model, guide, *batch))
+        steps(
+            model, guide, lambda *batch: ClosedFormELBO().differentiable_loss(model, guide, *batch)
+        )
     assert losses[0] == losses[1]
 
 
@@ -231,4 +258,4 @@ def test_a_deep_copy_takes_the_model_away_from_the_original() -> None:
     assert guide.model is not None
     copy.deepcopy(guide)
     with pytest.raises(TypeError):
-        guide.model  # noqa: B018
+        guide.model

@@ -34,11 +34,19 @@ def write_cifar100(root: Path) -> dict[str, np.ndarray]:
     """`cifar-100-python` with pickles as published: five images in train, three in test, three class names."""
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
-    pixels = {name: random_images(count, 3, 32, 32, seed=count) for name, count in (("train", 5), ("test", 3))}
+    pixels = {
+        name: random_images(count, 3, 32, 32, seed=count)
+        for name, count in (("train", 5), ("test", 3))
+    }
     for name, images in pixels.items():
-        entry = {"data": images.reshape(len(images), -1), "fine_labels": [number % 3 for number in range(len(images))]}
+        entry = {
+            "data": images.reshape(len(images), -1),
+            "fine_labels": [number % 3 for number in range(len(images))],
+        }
         (folder / name).write_bytes(pickle.dumps(entry))
-    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": ["apple", "aquarium_fish", "baby"]}))
+    (folder / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": ["apple", "aquarium_fish", "baby"]})
+    )
     return pixels
 
 
@@ -55,7 +63,9 @@ def cifar100(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, np.n
         folder = root / "cifar-100-python"
         monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", md5(folder / "train")]])
         monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", md5(folder / "test")]])
-        monkeypatch.setattr(datasets.CIFAR100, "meta", {**datasets.CIFAR100.meta, "md5": md5(folder / "meta")})
+        monkeypatch.setattr(
+            datasets.CIFAR100, "meta", {**datasets.CIFAR100.meta, "md5": md5(folder / "meta")}
+        )
         return pixels
 
     return write
@@ -72,11 +82,17 @@ def tiny_imagenet() -> Write:
             folder = top / "train" / wnid / "images"
             folder.mkdir(parents=True)
             for image in range(2):
-                Image.fromarray(random_images(1, 64, 64, 3, seed=number)[0]).save(folder / f"{wnid}_{image}.JPEG")
+                Image.fromarray(random_images(1, 64, 64, 3, seed=number)[0]).save(
+                    folder / f"{wnid}_{image}.JPEG"
+                )
             (top / "val" / "images").mkdir(parents=True, exist_ok=True)
-            Image.fromarray(random_images(1, 64, 64, seed=9)[0]).save(top / "val" / "images" / f"val_{number}.JPEG")
+            Image.fromarray(random_images(1, 64, 64, seed=9)[0]).save(
+                top / "val" / "images" / f"val_{number}.JPEG"
+            )
         (top / "wnids.txt").write_text("\n".join(wnids) + "\n")
-        (top / "words.txt").write_text("n01443537\tgoldfish, Carassius auratus\nn01629819\tEuropean fire salamander\n")
+        (top / "words.txt").write_text(
+            "n01443537\tgoldfish, Carassius auratus\nn01629819\tEuropean fire salamander\n"
+        )
         rows = [f"val_{number}.JPEG\t{wnid}\t0\t0\t62\t62" for number, wnid in enumerate(wnids)]
         (top / "val" / "val_annotations.txt").write_text("\n".join(rows) + "\n")
 
@@ -96,8 +112,15 @@ def shapes(shapes_dir: Path) -> Callable[..., FederatedStream]:
     """Makes streams over `shapes`, 3 tasks of 4 rounds for 10 clients unless told otherwise."""
 
     def make(**changes: Any) -> FederatedStream:
-        usual = {"sources": ["folder:shapes"], "clients": 10, "clients_per_round": 4, "data_dir": str(shapes_dir)}
-        timing = {} if {"durations", "boundaries"} & set(changes) else {"tasks": 3, "rounds_per_task": 4}
+        usual = {
+            "sources": ["folder:shapes"],
+            "clients": 10,
+            "clients_per_round": 4,
+            "data_dir": str(shapes_dir),
+        }
+        timing = (
+            {} if {"durations", "boundaries"} & set(changes) else {"tasks": 3, "rounds_per_task": 4}
+        )
         return FederatedStream(**{**usual, **timing, **changes})
 
     return make

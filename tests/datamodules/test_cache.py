@@ -27,7 +27,10 @@ class Counted:
 
     def read(self) -> Original:
         self.reads += 1
-        parts = [from_arrays(images, np.arange(len(images)) % self.labels, "made up") for images in (TRAIN, TEST)]
+        parts = [
+            from_arrays(images, np.arange(len(images)) % self.labels, "made up")
+            for images in (TRAIN, TEST)
+        ]
         return Original(("a", "b", "c"), *parts)
 
 
@@ -45,7 +48,9 @@ def test_statistics_are_those_of_the_train_pixels(tmp_path: Path) -> None:
     assert table.deviation == pytest.approx((TRAIN / 255).std((0, 1, 2)))
 
 
-def test_a_second_start_reads_the_cache_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_start_reads_the_cache_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = Counted()
     first, second = (cached("toy", data.located, None, tmp_path) for _ in range(2))
     assert data.reads == 1
@@ -63,13 +68,17 @@ def test_size_and_fingerprint_are_part_of_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
-def test_damage_is_found_said_and_repaired(name: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_found_said_and_repaired(
+    name: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = Counted()
     cached("toy", data.located, None, tmp_path)
     file = next(tmp_path.rglob(name))
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
-    file.unlink() if damage == "gone" else file.write_bytes(content if damage == "flipped" else content[:-3])
+    file.unlink() if damage == "gone" else file.write_bytes(
+        content if damage == "flipped" else content[:-3]
+    )
     with caplog.at_level(logging.WARNING):
         table = cached("toy", data.located, None, tmp_path)
     assert np.array_equal(table.train_pixels.numpy(), TRAIN.transpose(0, 3, 1, 2))
@@ -86,7 +95,11 @@ def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
         return Image.fromarray(TRAIN[index])
 
     original = Counted().read()
-    broken = Original(original.classes, type(original.train)(original.train.labels, interrupted, str), original.test)
+    broken = Original(
+        original.classes,
+        type(original.train)(original.train.labels, interrupted, str),
+        original.test,
+    )
     with pytest.raises(KeyboardInterrupt):
         cached("toy", Located("a" * 16, lambda: broken), None, tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
@@ -100,7 +113,9 @@ def test_writing_into_the_mapped_images_never_reaches_the_disk(tmp_path: Path) -
 
 
 def test_a_label_out_of_range_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"label 3 is out of range, there are 3 classes \(made up, image 3\)"):
+    with pytest.raises(
+        DataError, match=r"label 3 is out of range, there are 3 classes \(made up, image 3\)"
+    ):
         cached("toy", Counted(labels=4).located, None, tmp_path)
 
 

@@ -9,14 +9,24 @@ from datamodules.domains import CHANGES, shifted
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, 12, 12), dtype=np.uint8))
 PLACES = np.array([3, 1, 254, 9, 505])
-STRENGTHS = {"clean": "", "rotation": ":30", "noise": ":0.2", "blur": ":1.2", "contrast": ":0.4", "brightness": ":0.5"}
+STRENGTHS = {
+    "clean": "",
+    "rotation": ":30",
+    "noise": ":0.2",
+    "blur": ":1.2",
+    "contrast": ":0.4",
+    "brightness": ":0.5",
+}
 
 
 def test_every_change_is_tested() -> None:
     assert set(STRENGTHS) == set(CHANGES)
 
 
-@pytest.mark.parametrize("domain", ["clean", "rotation:0", "rotation:360", "noise:0", "blur:0", "contrast:1", "brightness:1"])
+@pytest.mark.parametrize(
+    "domain",
+    ["clean", "rotation:0", "rotation:360", "noise:0", "blur:0", "contrast:1", "brightness:1"],
+)
 def test_no_change_is_the_identity(domain: str) -> None:
     assert torch.equal(shifted(domain, PIXELS, PLACES), PIXELS)
 
@@ -31,7 +41,9 @@ def test_an_image_looks_the_same_alone_and_in_company(name: str) -> None:
 
 @pytest.mark.parametrize("quarters", [1, 2, 3])
 def test_quarter_turns_move_pixels_exactly(quarters: int) -> None:
-    assert torch.equal(shifted(f"rotation:{90 * quarters}", PIXELS, PLACES), PIXELS.rot90(quarters, (2, 3)))
+    assert torch.equal(
+        shifted(f"rotation:{90 * quarters}", PIXELS, PLACES), PIXELS.rot90(quarters, (2, 3))
+    )
 
 
 def test_turning_back_restores_a_smooth_centre() -> None:
@@ -49,7 +61,9 @@ def test_noise_has_the_deviation_it_says() -> None:
 
 
 def test_blur_is_the_gaussian_filter() -> None:
-    expected = gaussian_filter(PIXELS.numpy().astype(float), (0, 0, 1.2, 1.2), mode="nearest", truncate=4 / 1.2)
+    expected = gaussian_filter(
+        PIXELS.numpy().astype(float), (0, 0, 1.2, 1.2), mode="nearest", truncate=4 / 1.2
+    )
     assert np.abs(shifted("blur:1.2", PIXELS, PLACES).numpy() - expected).max() < 0.6
 
 
@@ -60,4 +74,6 @@ def test_contrast_keeps_the_mean_and_scales_the_deviation() -> None:
 
 
 def test_brightness_multiplies() -> None:
-    assert torch.allclose(shifted("brightness:0.5", PIXELS, PLACES).float(), PIXELS.float() / 2, atol=0.5)
+    assert torch.allclose(
+        shifted("brightness:0.5", PIXELS, PLACES).float(), PIXELS.float() / 2, atol=0.5
+    )

@@ -12,7 +12,14 @@ KINDS = st.sampled_from(["dirichlet", "iid", "shards"])
 
 
 @MANY
-@given(KINDS, st.lists(st.integers(0, 5), max_size=120), st.integers(1, 30), st.floats(1e-3, 1e3), st.integers(0, 99), st.data())
+@given(
+    KINDS,
+    st.lists(st.integers(0, 5), max_size=120),
+    st.integers(1, 30),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 99),
+    st.data(),
+)
 def test_every_image_has_one_owner_among_the_members(
     kind: str, labels: list[int], clients: int, alpha: float, seed: int, data: st.DataObject
 ) -> None:

@@ -36,12 +36,19 @@ def test_cifar100_starts_fast_the_second_time(real_data: Path, cache: str) -> No
     images = second.train(1, second.participants(1)[0])
     assert time.process_time() - started < 2
     assert len(images) > 0
-    assert second.look.mean == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-3)
+    assert second.preprocess.mean == pytest.approx((0.5071, 0.4865, 0.4409), abs=1e-3)
 
 
 def test_tiny_imagenet_has_200_classes_of_readable_images(real_data: Path, cache: str) -> None:
     data_dir = str(need(real_data, "tiny-imagenet-200"))
-    stream = FederatedStream(sources="tiny_imagenet", tasks=4, rounds_per_task=25, size=32, data_dir=data_dir, cache_dir=cache)
+    stream = FederatedStream(
+        sources="tiny_imagenet",
+        tasks=4,
+        rounds_per_task=25,
+        size=32,
+        data_dir=data_dir,
+        cache_dir=cache,
+    )
     assert len(set(stream.classes)) == 200
     assert [len(task.classes) for task in stream.tasks] == [50] * 4
     assert stream.image_shape == (3, 32, 32)

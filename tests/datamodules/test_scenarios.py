@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.scenarios import Schedule, class_groups, gradual, largest_remainder, separate, staggered
+from datamodules.scenarios import (
+    Schedule,
+    class_groups,
+    gradual,
+    largest_remainder,
+    separate,
+    staggered,
+)
 from fedbnn.errors import ConfigError
 
 MANY = settings(max_examples=100, deadline=None)
@@ -27,7 +34,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 @MANY
 @given(st.integers(1, 200), st.data())
-def test_groups_hold_every_class_once_and_sizes_differ_by_at_most_one(classes: int, data: st.DataObject) -> None:
+def test_groups_hold_every_class_once_and_sizes_differ_by_at_most_one(
+    classes: int, data: st.DataObject
+) -> None:
     groups = class_groups(classes, data.draw(st.integers(1, classes)))
     assert [label for group in groups for label in group] == list(range(classes))
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
@@ -45,7 +54,9 @@ def test_impossible_groups_are_refused(tasks: int) -> None:
 
 @MANY
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=9), st.integers(0, 1000))
-def test_largest_remainder_is_whole_complete_and_less_than_one_off(weights: list[float], total: int) -> None:
+def test_largest_remainder_is_whole_complete_and_less_than_one_off(
+    weights: list[float], total: int
+) -> None:
     numbers = largest_remainder(weights, total)
     quota = np.array(weights) / sum(weights) * total
     assert sum(numbers) == total
@@ -53,13 +64,27 @@ def test_largest_remainder_is_whole_complete_and_less_than_one_off(weights: list
 
 
 def test_largest_remainder_of_a_known_case() -> None:
-    assert largest_remainder([47_000, 16_000, 15_800, 12_000, 6_100, 3_100], 10) == (5, 2, 1, 1, 1, 0)
+    assert largest_remainder([47_000, 16_000, 15_800, 12_000, 6_100, 3_100], 10) == (
+        5,
+        2,
+        1,
+        1,
+        1,
+        0,
+    )
 
 
 @MANY
 @given(schedules(), st.integers(1, 40))
-def test_every_client_is_on_one_active_task_and_never_moves_back(schedule: Schedule, clients: int) -> None:
-    tasks = np.array([schedule.task_of(round, np.arange(clients), clients) for round in range(1, schedule.rounds + 1)])
+def test_every_client_is_on_one_active_task_and_never_moves_back(
+    schedule: Schedule, clients: int
+) -> None:
+    tasks = np.array(
+        [
+            schedule.task_of(round, np.arange(clients), clients)
+            for round in range(1, schedule.rounds + 1)
+        ]
+    )
     assert np.all(np.diff(tasks, axis=0) >= 0)
     for round, row in enumerate(tasks, 1):
         counts = np.bincount(row, minlength=len(schedule.windows))
@@ -70,7 +95,9 @@ def test_every_client_is_on_one_active_task_and_never_moves_back(schedule: Sched
 
 @MANY
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20), st.integers(1, 500))
-def test_in_an_overlap_the_proportion_moves_linearly(before: int, overlap: int, after: int, clients: int) -> None:
+def test_in_an_overlap_the_proportion_moves_linearly(
+    before: int, overlap: int, after: int, clients: int
+) -> None:
     schedule = gradual([(0, before + overlap), (before, before + overlap + after)])
     for round in range(1, schedule.rounds + 1):
         ideal = min(max((round - before) / (overlap + 1), 0), 1)
@@ -83,7 +110,19 @@ def test_the_gradual_schedule_of_the_paper() -> None:
     schedule = gradual(PAPER_TINY)
     assert (schedule.rounds, schedule.task_ends) == (100, (30, 55, 80, 100))
     assert schedule.clients_on(20, 110) == (110, 0, 0, 0)
-    assert [schedule.clients_on(round, 110)[1] for round in range(21, 32)] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110]
+    assert [schedule.clients_on(round, 110)[1] for round in range(21, 32)] == [
+        10,
+        20,
+        30,
+        40,
+        50,
+        60,
+        70,
+        80,
+        90,
+        100,
+        110,
+    ]
     assert schedule.clients_on(100, 110) == (0, 0, 0, 110)
 
 
@@ -98,7 +137,9 @@ def test_separate_clients_change_together_after_each_boundary() -> None:
 def test_a_staggered_client_has_one_offset_at_every_boundary(stagger: int, clients: int) -> None:
     ends = [3, 10, 17, 30]
     schedule = staggered(ends, stagger)
-    tasks = np.array([schedule.task_of(round, np.arange(clients), clients) for round in range(1, 31)])
+    tasks = np.array(
+        [schedule.task_of(round, np.arange(clients), clients) for round in range(1, 31)]
+    )
     changes = [1 + (tasks <= task).sum(0) for task in range(3)]
     offsets = [change - 1 - end for change, end in zip(changes, ends, strict=False)]
     assert all(np.array_equal(first, second) for first, second in pairwise(offsets))
@@ -109,7 +150,16 @@ def test_a_staggered_client_has_one_offset_at_every_boundary(stagger: int, clien
 
 @pytest.mark.parametrize(
     "durations",
-    [[], [(1, 5)], [(0, 0)], [(0, 5), (6, 9)], [(0, 5), (0, 9)], [(0, 5), (3, 5)], [(0, 9), (3, 5)], [(0, 5), (5, 4)]],
+    [
+        [],
+        [(1, 5)],
+        [(0, 0)],
+        [(0, 5), (6, 9)],
+        [(0, 5), (0, 9)],
+        [(0, 5), (3, 5)],
+        [(0, 9), (3, 5)],
+        [(0, 5), (5, 4)],
+    ],
 )
 def test_gaps_and_disorder_are_refused(durations: list[tuple[int, int]]) -> None:
     with pytest.raises(ConfigError, match="tasks cannot last"):

@@ -26,8 +26,12 @@ def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
     assert rows[0].classes == ("shapes/class00", "shapes/class01", "shapes/class02")
 
 
-@pytest.mark.parametrize("changes", [{}, {"tasks": 7}, {"durations": [(0, 6), (4, 8), (8, 9)], "schedule": "gradual"}])
-def test_the_picture_shows_every_task_in_its_own_colour(shapes: Make, changes: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"tasks": 7}, {"durations": [(0, 6), (4, 8), (8, 9)], "schedule": "gradual"}]
+)
+def test_the_picture_shows_every_task_in_its_own_colour(
+    shapes: Make, changes: dict, tmp_path: Path
+) -> None:
     stream = shapes(**changes)
     file = tmp_path / "deep" / "schedule.png"
     draw_schedule(stream, file)

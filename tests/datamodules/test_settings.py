@@ -7,17 +7,34 @@ from fedbnn.errors import ConfigError
 
 PAPER = {
     "cifar100": ({"sources": "cifar100", "tasks": 4, "rounds_per_task": 25}, (25, 50, 75, 100)),
-    "tiny": ({"sources": "tiny_imagenet", "tasks": 4, "rounds_per_task": 25, "size": 64}, (25, 50, 75, 100)),
+    "tiny": (
+        {"sources": "tiny_imagenet", "tasks": 4, "rounds_per_task": 25, "size": 64},
+        (25, 50, 75, 100),
+    ),
     "objects": (
-        {"incremental": "task", "sources": ["cifar10", "cifar100", "tiny_imagenet"], "rounds_per_task": 50, "size": 32},
+        {
+            "incremental": "task",
+            "sources": ["cifar10", "cifar100", "tiny_imagenet"],
+            "rounds_per_task": 50,
+            "size": 32,
+        },
         (50, 100, 150),
     ),
     "large": (
-        {"incremental": "task", "sources": ["stl10", "flowers102", "food101"], "rounds_per_task": 50, "size": 96},
+        {
+            "incremental": "task",
+            "sources": ["stl10", "flowers102", "food101"],
+            "rounds_per_task": 50,
+            "size": 96,
+        },
         (50, 100, 150),
     ),
     "gradual tiny": (
-        {"sources": "tiny_imagenet", "schedule": "gradual", "durations": [(0, 30), (20, 55), (45, 80), (70, 100)]},
+        {
+            "sources": "tiny_imagenet",
+            "schedule": "gradual",
+            "durations": [(0, 30), (20, 55), (45, 80), (70, 100)],
+        },
         (30, 55, 80, 100),
     ),
     "gradual objects": (
@@ -42,15 +59,24 @@ WRONG = [
     ({"sources": ["folder:a/x", "folder:b/x"]}, "two sources share a name"),
     ({"tasks": None}, "how many tasks is not said"),
     ({"tasks": 0}, "use at least 1"),
-    ({"incremental": "task", "sources": ["digits", "mnist"], "tasks": 5}, "5 tasks, but there are 2"),
+    (
+        {"incremental": "task", "sources": ["digits", "mnist"], "tasks": 5},
+        "5 tasks, but there are 2",
+    ),
     ({"rounds_per_task": None, "boundaries": [3, 6]}, "5 tasks, but 2 in the schedule"),
     ({"boundaries": [3, 6, 9, 12, 15]}, "said 2 times"),
     ({"rounds_per_task": None}, "said 0 times"),
     ({"rounds_per_task": 0}, "use at least 1"),
     ({"rounds_per_task": None, "boundaries": [3, 3, 9, 12, 15]}, "tasks cannot last"),
-    ({"durations": [(task, 5 + task) for task in range(5)]}, "durations and schedule: gradual belong together"),
+    (
+        {"durations": [(task, 5 + task) for task in range(5)]},
+        "durations and schedule: gradual belong together",
+    ),
     ({"schedule": "gradual"}, "durations and schedule: gradual belong together"),
-    ({"schedule": "gradual", "durations": [(task, 5 + task) for task in range(5)]}, "drop rounds_per_task"),
+    (
+        {"schedule": "gradual", "durations": [(task, 5 + task) for task in range(5)]},
+        "drop rounds_per_task",
+    ),
     ({"schedule": "staggered"}, "stagger and schedule: staggered belong together"),
     ({"stagger": 2}, "stagger and schedule: staggered belong together"),
     ({"schedule": "staggered", "stagger": 4}, "tasks cannot last"),
@@ -61,7 +87,15 @@ WRONG = [
     ({"incremental": "domain", "tasks": None, "domains": ["blur:-1"]}, "at least 0"),
     ({"incremental": "domain", "tasks": None, "domains": ["noise:nan"]}, "at least 0"),
     ({"incremental": "domain", "tasks": None, "domains": ["clean", "clean"]}, "named twice"),
-    ({"incremental": "domain", "tasks": None, "domains": ["clean"], "sources": ["digits", "mnist"]}, "domains shift one source"),
+    (
+        {
+            "incremental": "domain",
+            "tasks": None,
+            "domains": ["clean"],
+            "sources": ["digits", "mnist"],
+        },
+        "domains shift one source",
+    ),
     ({"incremental": "task", "tasks": None, "class_order": 3}, "only class groups have an order"),
     ({"clients": 0}, "use at least 1"),
     ({"clients": 5, "clients_per_round": 6}, "6 clients a round of 5"),

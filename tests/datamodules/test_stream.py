@@ -61,15 +61,27 @@ def test_no_image_is_both_trained_on_and_tested(shapes: Make, options: dict) -> 
 
 def test_train_and_test_are_all_of_the_data(shapes: Make) -> None:
     stream = shapes()
-    shown = [image for round in (1, 5, 9) for client in range(10) for image in prints(stream.train(round, client))]
+    shown = [
+        image
+        for round in (1, 5, 9)
+        for client in range(10)
+        for image in prints(stream.train(round, client))
+    ]
     assert len(set(shown)) == len(shown) == 140
     assert sum(len(stream.test(task)) for task in range(3)) == 42
 
 
 def test_validation_is_a_tenth_of_every_class_of_train(shapes: Make) -> None:
     everything, tuning = shapes(), shapes(validation=True)
-    assert [tuning.test(task).counts() for task in range(3)] == [dict.fromkeys(task.classes, 2) for task in tuning.tasks]
-    trained = {image for round in (1, 5, 9) for client in range(10) for image in prints(everything.train(round, client))}
+    assert [tuning.test(task).counts() for task in range(3)] == [
+        dict.fromkeys(task.classes, 2) for task in tuning.tasks
+    ]
+    trained = {
+        image
+        for round in (1, 5, 9)
+        for client in range(10)
+        for image in prints(everything.train(round, client))
+    }
     assert {image for task in range(3) for image in prints(tuning.test(task))} <= trained
 
 
@@ -82,12 +94,17 @@ def test_the_same_settings_give_the_same_stream_in_another_process(shapes: Make)
     for round in (9, 2):
         assert again.participants(round) == stream.participants(round)
         for client in again.participants(round):
-            assert torch.equal(again.train(round, client).pixels, stream.train(round, client).pixels)
+            assert torch.equal(
+                again.train(round, client).pixels, stream.train(round, client).pixels
+            )
 
 
 def test_labels_name_the_class_of_the_image(shapes: Make, shapes_dir: Path) -> None:
     stream = shapes(class_order=3)
-    names = {np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes(): file.parent.name for file in shapes_dir.rglob("*.png")}
+    names = {
+        np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes(): file.parent.name
+        for file in shapes_dir.rglob("*.png")
+    }
     shown = [stream.test(1), *(stream.train(5, client) for client in range(10))]
     for images in shown:
         for pixels, label in zip(prints(images), images.labels, strict=True):
@@ -102,8 +119,13 @@ def test_a_class_order_is_a_shuffle_named_by_its_seed(shapes: Make) -> None:
 
 def test_now_is_the_current_mixture_of_tasks(shapes: Make) -> None:
     stream = shapes(durations=[(0, 6), (3, 8), (7, 10)], schedule="gradual")
-    assert stream.shares(4) == pytest.approx((0.8, 0.2, 0)) or stream.shares(4) == pytest.approx((0.7, 0.3, 0))
-    counts = [sum(stream.test_now(4, 10).counts().get(name, 0) for name in task.classes) for task in stream.tasks]
+    assert stream.shares(4) == pytest.approx((0.8, 0.2, 0)) or stream.shares(4) == pytest.approx(
+        (0.7, 0.3, 0)
+    )
+    counts = [
+        sum(stream.test_now(4, 10).counts().get(name, 0) for name in task.classes)
+        for task in stream.tasks
+    ]
     assert counts == [round(10 * share) for share in stream.shares(4)]
     assert set(prints(stream.test_now(4, 10))) <= set(prints(stream.test_now(4, 20)))
     assert len(stream.test_now(1, None)) == len(stream.test(0))
@@ -113,14 +135,19 @@ def test_now_is_the_current_mixture_of_tasks(shapes: Make) -> None:
 def test_training_images_are_augmented_and_test_images_are_not(shapes: Make) -> None:
     stream = shapes(flip=True, shift=2)
     shown, tested = stream.train(1, stream.participants(1)[0]), stream.test(0)
-    assert (shown.training, shown.look.flip, shown.look.shift) == (True, True, 2)
-    assert (tested.training, tested.look.flip, tested.look.shift) == (False, False, 0)
-    assert shown.look.mean == tested.look.mean == stream.look.mean
+    assert (shown.training, shown.preprocess.flip, shown.preprocess.shift) == (True, True, 2)
+    assert (tested.training, tested.preprocess.flip, tested.preprocess.shift) == (False, False, 0)
+    assert shown.preprocess.mean == tested.preprocess.mean == stream.preprocess.mean
 
 
 def test_task_incremental_repeats_grey_images_in_colour(shapes_dir: Path) -> None:
     stream = FederatedStream(
-        "task", ["digits", "folder:shapes"], rounds_per_task=2, clients=5, clients_per_round=2, data_dir=str(shapes_dir)
+        "task",
+        ["digits", "folder:shapes"],
+        rounds_per_task=2,
+        clients=5,
+        clients_per_round=2,
+        data_dir=str(shapes_dir),
     )
     grey = stream.test(0).pixels
     assert [task.name for task in stream.tasks] == ["digits", "shapes"]
@@ -128,12 +155,16 @@ def test_task_incremental_repeats_grey_images_in_colour(shapes_dir: Path) -> Non
     assert torch.equal(grey[:, 0], grey[:, 1])
     assert torch.equal(grey[:, 0], grey[:, 2])
     assert set(stream.test(1).counts()) == set(stream.tasks[1].classes)
-    assert (len(stream.classes), len(stream.look.mean)) == (17, 3)
+    assert (len(stream.classes), len(stream.preprocess.mean)) == (17, 3)
 
 
-def test_sources_of_two_sizes_ask_for_one(shapes_dir: Path, picture_folder: Callable[..., None]) -> None:
+def test_sources_of_two_sizes_ask_for_one(
+    shapes_dir: Path, picture_folder: Callable[..., None]
+) -> None:
     picture_folder(shapes_dir / "large", classes=2, train=2, test=1, side=12)
-    stream = FederatedStream("task", ["folder:shapes", "folder:large"], rounds_per_task=2, data_dir=str(shapes_dir))
+    stream = FederatedStream(
+        "task", ["folder:shapes", "folder:large"], rounds_per_task=2, data_dir=str(shapes_dir)
+    )
     with pytest.raises(ConfigError, match=r"shapes 8x8, large 12x12.*stream.size"):
         _ = stream.classes
 
@@ -157,15 +188,26 @@ def test_a_round_or_client_that_does_not_exist_is_an_error(shapes: Make) -> None
 
 
 def test_making_a_stream_opens_nothing(tmp_path: Path) -> None:
-    stream = FederatedStream(sources="cifar100", tasks=4, rounds_per_task=25, data_dir=str(tmp_path / "nowhere"))
-    assert (stream.rounds, stream.shares(26), stream.task_ends()) == (100, (0, 1, 0, 0), (25, 50, 75, 100))
+    stream = FederatedStream(
+        sources="cifar100", tasks=4, rounds_per_task=25, data_dir=str(tmp_path / "nowhere")
+    )
+    assert (stream.rounds, stream.shares(26), stream.task_ends()) == (
+        100,
+        (0, 1, 0, 0),
+        (25, 50, 75, 100),
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_yaml_values_reach_the_constructor() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FederatedStream, "stream")
-    values = {"sources": ["cifar10", "cifar100"], "incremental": "task", "schedule": "gradual", "durations": [[0, 60], [40, 110]]}
+    values = {
+        "sources": ["cifar10", "cifar100"],
+        "incremental": "task",
+        "schedule": "gradual",
+        "durations": [[0, 60], [40, 110]],
+    }
     stream = parser.instantiate(parser.parse_object({"stream": values})).stream
     assert stream.task_ends() == (60, 110)
 
@@ -182,7 +224,9 @@ class Linear(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
         self.validated = len(batch[1])
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         assert len(batch[0]) == len(batch[1])
         self.seen = {*getattr(self, "seen", ()), dataloader_idx}
 
@@ -190,11 +234,18 @@ class Linear(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec:FutureWarning"
+)
 def test_lightning_fits_one_client_and_tests_every_task(shapes: Make) -> None:
     stream, module = shapes(), Linear()
     before = module.layer.weight.clone()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(max_epochs=1, accelerator="cpu", **quiet)
     trainer.fit(module, datamodule=stream.at(1, stream.participants(1)[0]))
     assert not torch.equal(before, module.layer.weight)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.defense.influence import influence_of_point
-from fedbnn.messages import Reply, Update
+from fedbnn.messages import FitResult, Update
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import Spool
 
@@ -20,24 +20,33 @@ FEATURES = 3
 
 
 def expected(classes: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {"trunk": ((8,), torch.float32), "rows": ((len(classes), FEATURES), torch.float32)}
+    return {"backbone": ((8,), torch.float32), "rows": ((len(classes), FEATURES), torch.float32)}
 
 
 def defect(update: Update) -> str | None:
-    return "the folded precision is not positive" if bool((update.tensors["trunk"] <= -50).any()) else None
+    return (
+        "the folded precision is not positive"
+        if bool((update.tensors["backbone"] <= -50).any())
+        else None
+    )
 
 
 def point(update: Update) -> Tensor:
-    return influence_of_point(torch.zeros(8), update.tensors["trunk"])
+    return influence_of_point(torch.zeros(8), update.tensors["backbone"])
 
 
-CALL = Call("run-1", 7, "train", "digest", ROLL, expected, defect, point, lambda update: {})
+CALL = ExpectedUpdate(
+    "run-1", 7, "train", "digest", ROLL, expected, defect, point, lambda update: {}
+)
 
 
 def honest(client: int = 0, /, **changes: Any) -> Update:
     values = torch.randn(8, generator=torch.Generator().manual_seed(client)) * 0.1 + 1
-    tensors = {"trunk": values, "rows": torch.ones(2, FEATURES)}
-    return replace(Update("run-1", 7, "train", client, "digest", 10, dict(ROLL[client % 5]), tensors), **changes)
+    tensors = {"backbone": values, "rows": torch.ones(2, FEATURES)}
+    return replace(
+        Update("run-1", 7, "train", client, "digest", 10, dict(ROLL[client % 5]), tensors),
+        **changes,
+    )
 
 
 def having(name: str, tensor: Tensor, client: int = 0) -> Update:
@@ -45,22 +54,27 @@ def having(name: str, tensor: Tensor, client: int = 0) -> Update:
     return replace(update, tensors={**update.tensors, name: tensor})
 
 
-Open = Callable[..., Admission]
+Open = Callable[..., Candidates]
 
 
 @pytest.fixture
-def admission(tmp_path: Path) -> Open:
-    def opened(call: Call = CALL, **settings: Any) -> Admission:
+def candidates(tmp_path: Path) -> Open:
+    def opened(call: ExpectedUpdate = CALL, **settings: Any) -> Candidates:
         gate = Gate(**settings)
-        return Admission(gate, call, Spool(tmp_path / "spool"), Rejected(tmp_path / "rejected", gate.keep_rejected))
+        return Candidates(
+            gate,
+            call,
+            Spool(tmp_path / "spool"),
+            Rejected(tmp_path / "rejected", gate.keep_rejected),
+        )
 
     return opened
 
 
-def reply(update: Update | bytes, client: int = 0) -> Reply:
-    return Reply(client, update if isinstance(update, bytes) else update.to_bytes())
+def reply(update: Update | bytes, client: int = 0) -> FitResult:
+    return FitResult(client, update if isinstance(update, bytes) else update.to_bytes())
 
 
-def reason_of(admission: Admission, update: Update | bytes, client: int = 0) -> str | None:
+def reason_of(candidates: Candidates, update: Update | bytes, client: int = 0) -> str | None:
     """Why the gate refuses this answer, or None."""
-    return None if admission.admit(reply(update, client)) else admission.refused[client]
+    return None if candidates.admit(reply(update, client)) else candidates.refused[client]

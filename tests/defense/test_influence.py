@@ -25,12 +25,16 @@ from fedbnn.storage.spool import Spool
 def squares(points: torch.Tensor) -> torch.Tensor:
     """Squared distances of points and of the origin behind them."""
     with_origin = torch.cat([points, torch.zeros(1, points.shape[1])]).double()
-    return torch.cdist(with_origin, with_origin, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.cdist(
+        with_origin, with_origin, compute_mode="donot_use_mm_for_euclid_dist"
+    ).square()
 
 
 def test_the_neutral_factor_and_the_prior_itself_are_the_origin() -> None:
     loc, scale = torch.tensor([0.3, -2.0, 0.0]), torch.tensor([0.1, 2.0, 1e-3])
-    assert torch.equal(influence_of_factor(loc, scale, torch.zeros(3), torch.zeros(3)), torch.zeros(6))
+    assert torch.equal(
+        influence_of_factor(loc, scale, torch.zeros(3), torch.zeros(3)), torch.zeros(6)
+    )
     assert torch.equal(influence_of_point(loc, loc), torch.zeros(3))
 
 
@@ -38,8 +42,13 @@ def test_half_its_square_is_the_divergence_of_a_small_step() -> None:
     prior_precision, prior_loc = torch.tensor([2.0, 50.0]), torch.tensor([0.3, -1.0])
     precision, loc = prior_precision * 1.001, prior_loc + 1e-3
     info, prior_info = precision * loc, prior_precision * prior_loc
-    x = influence_of_factor(prior_loc, prior_precision.rsqrt(), precision - prior_precision, info - prior_info)
-    prior, posterior = (torch.distributions.Normal(m, p.rsqrt()) for m, p in ((prior_loc, prior_precision), (loc, precision)))
+    x = influence_of_factor(
+        prior_loc, prior_precision.rsqrt(), precision - prior_precision, info - prior_info
+    )
+    prior, posterior = (
+        torch.distributions.Normal(m, p.rsqrt())
+        for m, p in ((prior_loc, prior_precision), (loc, precision))
+    )
     divergence = torch.distributions.kl_divergence(posterior, prior).sum()
     assert float(x.double().square().sum() / 2) == pytest.approx(float(divergence), rel=5e-3)
 
@@ -47,12 +56,17 @@ def test_half_its_square_is_the_divergence_of_a_small_step() -> None:
 def test_rounding_is_not_a_vote_but_a_step_is() -> None:
     precision, loc = torch.tensor([1e3, 7.0, 3e4, 40.0]), torch.tensor([0.3, -2.0, 11.0, 0.0])
     scale = precision.rsqrt()
-    rounded = scale.pow(-2) - precision, (precision * loc).mul(3).div(3) - precision * loc + torch.tensor([0, 0, 0, 1e-9])
+    rounded = (
+        scale.pow(-2) - precision,
+        (precision * loc).mul(3).div(3) - precision * loc + torch.tensor([0, 0, 0, 1e-9]),
+    )
     assert not torch.equal(torch.cat(rounded), torch.zeros(8))
     assert torch.equal(influence_of_factor(loc, scale, *rounded), torch.zeros(8))
     assert torch.equal(influence_of_point(loc, loc.mul(3).div(3)), torch.zeros(4))
     step = influence_of_factor(loc, scale, 0.01 * precision, 0.01 * precision * (loc + 10 * scale))
-    assert torch.allclose(step, torch.cat([torch.full((4,), 0.1), torch.full((4,), 0.01 / math.sqrt(2))]), rtol=1e-2)
+    assert torch.allclose(
+        step, torch.cat([torch.full((4,), 0.1), torch.full((4,), 0.01 / math.sqrt(2))]), rtol=1e-2
+    )
 
 
 def test_nothing_that_is_not_finite_is_hidden() -> None:
@@ -67,7 +81,9 @@ def test_nothing_that_is_not_finite_is_hidden() -> None:
 
 @pytest.mark.parametrize("clients", [3, 5, 20])
 def test_clients_that_stand_alike_pull_alike(clients: int) -> None:
-    assert pulls(squares(torch.eye(clients)), [9] * clients) == pytest.approx([math.sqrt(2 / clients)] * clients)
+    assert pulls(squares(torch.eye(clients)), [9] * clients) == pytest.approx(
+        [math.sqrt(2 / clients)] * clients
+    )
 
 
 @pytest.mark.parametrize("clients", [5, 20])
@@ -81,7 +97,9 @@ def test_the_pull_is_the_shift_of_the_mean_in_units_of_its_error(clients: int) -
 
 def test_few_images_scatter_as_the_root_of_their_number_and_many_count_as_usual() -> None:
     same = pulls(squares(torch.eye(5)), [8] * 5)[0]
-    assert pulls(squares(torch.eye(5)), [2, 8, 8, 8, 32]) == pytest.approx([same / 2, same, same, same, same])
+    assert pulls(squares(torch.eye(5)), [2, 8, 8, 8, 32]) == pytest.approx(
+        [same / 2, same, same, same, same]
+    )
     assert pulls(squares(torch.eye(5)), [0, 8, 8, 8, 8])[0] == 0
 
 
@@ -115,10 +133,15 @@ def test_rows_are_measured_by_a_typical_row_of_a_typical_other() -> None:
 
 
 def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
-    lengths = {k: {"rows.precision": [1e-4]} for k in range(3)} | {k: {"rows.precision": [2.0, 3.0]} for k in (3, 4, 5)}
+    lengths = {k: {"rows.precision": [1e-4]} for k in range(3)} | {
+        k: {"rows.precision": [2.0, 3.0]} for k in (3, 4, 5)
+    }
     everybody = list(lengths)
     assert [row_ratio(lengths, everybody, client, {})[0] for client in (3, 4, 5)] == [1.5] * 3
-    assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0, {}) == (50.0, "rows.precision")
+    assert row_ratio(lengths | {0: {"rows.precision": [100.0]}}, everybody, 0, {}) == (
+        50.0,
+        "rows.precision",
+    )
 
 
 def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more() -> None:
@@ -138,25 +161,38 @@ def test_a_row_that_is_known_well_is_measured_by_what_is_known() -> None:
     """The last client of an old task among the first of a new one, whose rows have hardly any precision yet."""
     known = {"rows.precision": known_lengths(torch.tensor([0.1, 0.1, 1.0])[:, None].expand(3, 4))}
     assert known["rows.precision"] == pytest.approx([200.0, 200.0, 2.0])
-    lengths = {k: {"rows.precision": [1.0, 1.0, 1.0]} for k in range(4)} | {4: {"rows.precision": [160.0, 1.0, 1.0]}}
+    lengths = {k: {"rows.precision": [1.0, 1.0, 1.0]} for k in range(4)} | {
+        4: {"rows.precision": [160.0, 1.0, 1.0]}
+    }
     everybody = list(lengths)
     assert row_ratio(lengths, everybody, 4, {}) == (160.0, "rows.precision")
     assert row_ratio(lengths, everybody, 4, known)[0] == pytest.approx(0.8)
     forged = {4: {"rows.precision": [1.0, 1.0, 160.0]}}  # the row that nobody knows
     assert row_ratio(lengths | forged, everybody, 4, known)[0] == pytest.approx(80.0)
-    assert row_ratio(lengths | {4: {"rows.precision": [4000.0, 1.0, 1.0]}}, everybody, 4, known)[0] == pytest.approx(20.0)
+    assert row_ratio(lengths | {4: {"rows.precision": [4000.0, 1.0, 1.0]}}, everybody, 4, known)[
+        0
+    ] == pytest.approx(20.0)
 
 
 def test_only_row_tensors_are_measured() -> None:
-    tensors = {"rows": torch.tensor([[3.0, 4.0], [0.0, 1.0]]), "trunk": torch.ones(3), "rows.precision": torch.zeros(0, 2)}
+    tensors = {
+        "rows": torch.tensor([[3.0, 4.0], [0.0, 1.0]]),
+        "backbone": torch.ones(3),
+        "rows.precision": torch.zeros(0, 2),
+    }
     assert row_lengths(tensors) == {"rows": [5.0, 1.0]}
 
 
 @pytest.mark.parametrize("memory", [0, 2**24])
 @pytest.mark.parametrize("sites", [1, 7, 1000])
-def test_distances_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sites: int, memory: int) -> None:
+def test_distances_are_those_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sites: int, memory: int
+) -> None:
     monkeypatch.setattr("fedbnn.defense.influence.CHUNK", 64)
-    points, spool = torch.randn(5, sites, generator=torch.Generator().manual_seed(0)), Spool(tmp_path, memory)
+    points, spool = (
+        torch.randn(5, sites, generator=torch.Generator().manual_seed(0)),
+        Spool(tmp_path, memory),
+    )
     for client, row in enumerate(points):
         spool.put(client, row.view(torch.uint8).numpy().data)
     assert torch.allclose(squared_distances(spool, range(5)), squares(points), atol=1e-9)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedbnn import wire
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(0), "scalar": torch.tensor(3)}
-META = {"text": "ü|\"", "list": [1, {"x": None}], "number": 0.1}
+META = {"text": 'ü|"', "list": [1, {"x": None}], "number": 0.1}
 
 
 def test_what_is_packed_is_unpacked() -> None:
@@ -23,7 +23,11 @@ def test_what_is_packed_is_unpacked() -> None:
 
 def test_the_same_content_gives_the_same_bytes() -> None:
     other_order = {name: TENSORS[name] for name in sorted(TENSORS)}
-    payloads = {wire.pack(tensors, meta) for tensors in (TENSORS, other_order) for meta in (META, dict(reversed(META.items())))}
+    payloads = {
+        wire.pack(tensors, meta)
+        for tensors in (TENSORS, other_order)
+        for meta in (META, dict(reversed(META.items())))
+    }
     payloads |= {wire.pack(TENSORS, META) for _ in range(30)}
     assert len(payloads) == 1
 
@@ -53,7 +57,12 @@ def test_random_bytes_are_malformed(payload: bytes) -> None:
 
 
 @settings(max_examples=60)
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
 def test_random_headers_are_malformed(header: object) -> None:
     text = json.dumps({"__metadata__": header} if not isinstance(header, dict) else header).encode()
     with pytest.raises(wire.Malformed):

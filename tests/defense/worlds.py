@@ -1,4 +1,4 @@
-"""Conjugate worlds: five clients learn the mean of unit-variance data, in a trunk and in rows, and FedBNN folds them.
+"""Conjugate worlds: five clients learn the mean of unit-variance data, in a backbone and in rows, and FedBNN folds them.
 
 n images with the mean x give the factor (n, n x), and x ~ N(truth of the client, 1 / n). The truths of the clients
 scatter by `spread` about the one the fold is to find.
@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedbnn.defense.gate import Admission, Call, Gate
-from fedbnn.messages import Reply, Update
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
+from fedbnn.messages import FitResult, Update
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.state import State
 from fedbnn.storage.rejected import Rejected
@@ -51,38 +51,52 @@ class World:
         rows = torch.zeros(count, WIDTH)
         rows[-1] = self.distance
         tensors = {
-            "trunk": torch.zeros(SITES), "trunk.scale": torch.full((SITES,), scale), "buffers": torch.zeros(0),
-            "rows": rows, "rows.scale": torch.full((count, WIDTH), scale),
+            "backbone": torch.zeros(SITES),
+            "backbone.scale": torch.full((SITES,), scale),
+            "buffers": torch.zeros(0),
+            "rows": rows,
+            "rows.scale": torch.full((count, WIDTH), scale),
             "rows.samples": torch.tensor([0.0, 0.0, 0.0, 100.0], dtype=torch.float64),
-        }  # fmt: skip
+        }
         return State(tensors, (*self.classes, "old"))
 
 
-def truth_and_updates(world: World, fold_by: str, seed: int) -> tuple[dict[str, Tensor], list[Update]]:
+def truth_and_updates(
+    world: World, fold_by: str, seed: int
+) -> tuple[dict[str, Tensor], list[Update]]:
     """What there is to learn, and what every client sends; for `scaled` with its likelihood scaled to the round."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random)
 
-    truth = {"trunk": world.distance * normal(SITES), "rows": world.distance * normal(len(world.classes), WIDTH)}
-    roll = [world.counts(client) for client in range(CLIENTS)]
-    totals = {name: sum(counts.get(name, 0) for counts in roll) for name in world.classes}
+    truth = {
+        "backbone": world.distance * normal(SITES),
+        "rows": world.distance * normal(len(world.classes), WIDTH),
+    }
+    sample_counts = [world.counts(client) for client in range(CLIENTS)]
+    totals = {name: sum(counts.get(name, 0) for counts in sample_counts) for name in world.classes}
     updates = []
-    for client, counts in enumerate(roll):
+    for client, counts in enumerate(sample_counts):
         own = {name: value + world.spread * normal(*value.shape) for name, value in truth.items()}
         rows, samples = [world.classes.index(name) for name in counts], sum(counts.values())
         images = torch.tensor(list(counts.values())).float()[:, None].expand(-1, WIDTH)
-        trunk = own["trunk"] + normal(SITES) / math.sqrt(samples)
+        backbone = own["backbone"] + normal(SITES) / math.sqrt(samples)
         heads = own["rows"][rows] + normal(len(rows), WIDTH) / images.sqrt()
         said = torch.full((SITES,), float(samples)), images
         if fold_by == "scaled":
-            round_of = torch.tensor([totals[name] for name in counts]).float()[:, None].expand(-1, WIDTH)
+            round_of = (
+                torch.tensor([totals[name] for name in counts]).float()[:, None].expand(-1, WIDTH)
+            )
             said = torch.full((SITES,), float(sum(totals.values()))), round_of
         tensors = {
-            "trunk.precision": said[0], "trunk.info": said[0] * trunk, "points": torch.zeros(0), "buffers": torch.zeros(0),
-            "rows.precision": said[1].contiguous(), "rows.info": said[1] * heads,
-        }  # fmt: skip
+            "backbone.precision": said[0],
+            "backbone.info": said[0] * backbone,
+            "points": torch.zeros(0),
+            "buffers": torch.zeros(0),
+            "rows.precision": said[1].contiguous(),
+            "rows.info": said[1] * heads,
+        }
         updates.append(Update("run", 1, "train", client, "prior", samples, counts, tensors))
     return truth, updates
 
@@ -91,31 +105,46 @@ def forged(update: Update, attack: Attack, sites: tuple[str, ...]) -> Update:
     """The same update with the factors of some sites replaced."""
     changed: dict[str, Tensor] = dict(update.tensors)
     for site in sites:
-        changed[f"{site}.precision"], changed[f"{site}.info"] = attack(changed[f"{site}.precision"], changed[f"{site}.info"])
+        changed[f"{site}.precision"], changed[f"{site}.info"] = attack(
+            changed[f"{site}.precision"], changed[f"{site}.info"]
+        )
     return replace(update, tensors=changed)
 
 
-def judged(world: World, method: FedBNN, updates: list[Update], directory: Path, gate: Gate) -> Admission:
+def judged(
+    world: World, method: FedBNN, updates: list[Update], directory: Path, gate: Gate
+) -> Candidates:
     """The answers of one round after the gate."""
-    state, roll = world.state(), {update.client: dict(update.counts) for update in updates}
-    call = Call(
-        "run", 1, "train", "prior", roll,
+    state, sample_counts = world.state(), {update.client: dict(update.counts) for update in updates}
+    call = ExpectedUpdate(
+        "run",
+        1,
+        "train",
+        "prior",
+        sample_counts,
         expected=lambda classes: method.expected(state, "train", classes),
         defect=lambda update: method.defect(state, update),
         influence=lambda update: method.influence(state, update),
         known=lambda update: method.known(state, update),
-    )  # fmt: skip
-    admission = Admission(gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0))
+    )
+    candidates = Candidates(
+        gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0)
+    )
     for update in updates:
-        admission.admit(Reply(update.client, update.to_bytes()))
-    admission.close()
-    return admission
+        candidates.admit(FitResult(update.client, update.to_bytes()))
+    candidates.close()
+    return candidates
 
 
-def errors(world: World, method: FedBNN, admission: Admission, truth: Mapping[str, Tensor]) -> dict[str, float]:
-    """How far the folded means of trunk and rows are from the truth."""
+def errors(
+    world: World, method: FedBNN, candidates: Candidates, truth: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """How far the folded means of backbone and rows are from the truth."""
     fold = method.fold(world.state(), "train")
-    for update, trust in admission:
+    for update, trust in candidates:
         fold.add(update, trust)
     state = fold.close()
-    return {site: float((state[site][: len(truth[site])] - truth[site]).norm()) for site in ("trunk", "rows")}
+    return {
+        site: float((state[site][: len(truth[site])] - truth[site]).norm())
+        for site in ("backbone", "rows")
+    }

@@ -23,11 +23,15 @@ class Method:
     def run(self, run_dir: Path) -> None:
         """Start the run, or go on with it; leaves the process when it fails. The figures are not drawn."""
         import train
-        from fedbnn.report import report
+        from fedbnn.report import page as report
 
         report.write_run = lambda directory: report.Written(directory / "report.html", [])
         known = (run_dir / "config.yaml").exists()
-        code = train.main(["--resume", str(run_dir)] if known else [*TINY, "--method", self.name, "--run_dir", str(run_dir)])
+        code = train.main(
+            ["--resume", str(run_dir)]
+            if known
+            else [*TINY, "--method", self.name, "--run_dir", str(run_dir)]
+        )
         if code:
             os._exit(code)
 
@@ -38,7 +42,9 @@ class Method:
             total.update(os.fsencode(path.relative_to(run_dir)) + path.read_bytes())
         for line in (run_dir / "metrics.jsonl").read_text().splitlines():
             total.update(json.dumps(timeless(json.loads(line))).encode())
-        total.update(json.dumps(timeless(json.loads((run_dir / "results.json").read_bytes()))).encode())
+        total.update(
+            json.dumps(timeless(json.loads((run_dir / "results.json").read_bytes()))).encode()
+        )
         return total.hexdigest()
 
 

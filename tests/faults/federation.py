@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbnn import wire
-from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.defense.influence import influence_of_factor
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.messages import Order, Reply, Update
+from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.seeds import generator
 from fedbnn.state import State
 from fedbnn.storage import records, runs
@@ -23,7 +23,12 @@ from fedbnn.storage.rejected import Rejected
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}
 SPEC = {"precision": ((SITES,), torch.float64), "info": ((SITES,), torch.float64)}
-INITIAL = State({"precision": torch.ones(SITES, dtype=torch.float64), "info": torch.zeros(SITES, dtype=torch.float64)})
+INITIAL = State(
+    {
+        "precision": torch.ones(SITES, dtype=torch.float64),
+        "info": torch.zeros(SITES, dtype=torch.float64),
+    }
+)
 
 
 def participants(round: int) -> list[int]:
@@ -33,25 +38,47 @@ def participants(round: int) -> list[int]:
 class Client:
     """Sends the factor of its own noisy data, and remembers how often it was asked and what it sent last."""
 
-    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
-        order = Order.from_bytes(payload)
-        memory = wire.unpack(private)[0] if private else {"visits": torch.zeros(()), "last": INITIAL["info"]}
-        noise = torch.randn(SITES, generator=generator(0, "data", order.round, client), dtype=torch.float64)
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
+        instruction = FitInstruction.from_bytes(payload)
+        memory = (
+            wire.unpack(private)[0]
+            if private
+            else {"visits": torch.zeros(()), "last": INITIAL["info"]}
+        )
+        noise = torch.randn(
+            SITES, generator=generator(0, "data", instruction.round, client), dtype=torch.float64
+        )
         info = SAMPLES * (1 + memory["visits"] / 100) + SAMPLES**0.5 * noise + memory["last"] / 1000
-        tensors = {"precision": torch.full((SITES,), float(SAMPLES), dtype=torch.float64), "info": info}
-        update = Update(order.run, order.round, order.exchange, client, wire.digest(payload), SAMPLES, {"all": SAMPLES}, tensors)
-        return Reply(client, update.to_bytes(), wire.pack({"visits": memory["visits"] + 1, "last": info}, {}))
+        tensors = {
+            "precision": torch.full((SITES,), float(SAMPLES), dtype=torch.float64),
+            "info": info,
+        }
+        update = Update(
+            instruction.run,
+            instruction.round,
+            instruction.exchange,
+            client,
+            wire.digest(payload),
+            SAMPLES,
+            {"all": SAMPLES},
+            tensors,
+        )
+        return FitResult(
+            client, update.to_bytes(), wire.pack({"visits": memory["visits"] + 1, "last": info}, {})
+        )
 
 
 def point(state: State) -> Callable[[Update], Tensor]:
     loc, scale = (state["info"] / state["precision"]).float(), state["precision"].rsqrt().float()
-    return lambda update: influence_of_factor(loc, scale, update.tensors["precision"].float(), update.tensors["info"].float())
+    return lambda update: influence_of_factor(
+        loc, scale, update.tensors["precision"].float(), update.tensors["info"].float()
+    )
 
 
-def folded(state: State, admission: Admission) -> State:
+def folded(state: State, candidates: Candidates) -> State:
     """Product of factors, in client order."""
     precision, info = state["precision"].clone(), state["info"].clone()
-    for update, trust in admission:
+    for update, trust in candidates:
         precision += trust * update.tensors["precision"]
         info += trust * update.tensors["info"]
     return State({"precision": precision, "info": info})
@@ -59,24 +86,40 @@ def folded(state: State, admission: Admission) -> State:
 
 def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -> State:
     """One round."""
-    payload = Order("toy", round, "train", state).to_bytes()
-    roll: Mapping[int, Mapping[str, int]] = {client: {"all": SAMPLES} for client in participants(round)}
+    payload = FitInstruction("toy", round, "train", state).to_bytes()
+    sample_counts: Mapping[int, Mapping[str, int]] = {
+        client: {"all": SAMPLES} for client in participants(round)
+    }
     free = (lambda classes: SPEC, lambda update: None, point(state), lambda update: {})
-    call = Call("toy", round, "train", wire.digest(payload), roll, *free)
+    call = ExpectedUpdate("toy", round, "train", wire.digest(payload), sample_counts, *free)
     with ledger.spool(round, "train") as spool:
-        admission, privates = Admission(gate, call, spool, Rejected(ledger.run_dir / "rejected")), spool.beside("private")
-        for answer in engine.gather(payload, sorted(roll), ledger.private):
-            if admission.admit(answer) and isinstance(answer, Reply) and answer.private is not None:
+        candidates, privates = (
+            Candidates(gate, call, spool, Rejected(ledger.run_dir / "rejected")),
+            spool.beside("private"),
+        )
+        for answer in engine.gather(payload, sorted(sample_counts), ledger.private):
+            if (
+                candidates.admit(answer)
+                and isinstance(answer, FitResult)
+                and answer.private is not None
+            ):
                 privates.put(answer.client, answer.private)
-        admission.close()
-        state = folded(state, admission)
-        record = {"round": round, "clients": sorted(roll), "accepted": list(admission.trust), "bytes_up": admission.bytes_up}
+        candidates.close()
+        state = folded(state, candidates)
+        record = {
+            "round": round,
+            "clients": sorted(sample_counts),
+            "accepted": list(candidates.trust),
+            "bytes_up": candidates.bytes_up,
+        }
         ledger.commit(round, state, privates, record)
     records.append(ledger.run_dir, record)
     return state
 
 
-def run(run_dir: Path, rounds: int = 2, engine: Engine | None = None, gate: Gate | None = None) -> None:
+def run(
+    run_dir: Path, rounds: int = 2, engine: Engine | None = None, gate: Gate | None = None
+) -> None:
     """Start the run, or go on with it."""
     with Ledger(run_dir, keep=1) as ledger:
         resumed = (run_dir / "state" / "config.json").exists()

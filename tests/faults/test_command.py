@@ -12,7 +12,7 @@ import torch
 import train
 from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 from fedbnn.storage.files import as_json
 from fedbnn.storage.ledger import Ledger
 from fedbnn.wire import digest
@@ -67,15 +67,22 @@ def flip(run_dir: Path, round: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_newest_round_is_played_again_to_the_same_bytes(run_dir: Path, unbroken: Path, resumed: Spoken) -> None:
+def test_a_damaged_newest_round_is_played_again_to_the_same_bytes(
+    run_dir: Path, unbroken: Path, resumed: Spoken
+) -> None:
     flip(run_dir, 4)
     code, said = resumed()
     assert code == 0
-    assert "warning: round 4 is damaged (the digest of state.safetensors does not match); falling back" in said
+    assert (
+        "warning: round 4 is damaged (the digest of state.safetensors does not match); falling back"
+        in said
+    )
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)
 
 
-def test_all_rounds_damaged_is_exit_4_and_nothing_starts_again(run_dir: Path, resumed: Spoken) -> None:
+def test_all_rounds_damaged_is_exit_4_and_nothing_starts_again(
+    run_dir: Path, resumed: Spoken
+) -> None:
     for round in (2, 3, 4):
         flip(run_dir, round)
     code, said = resumed()
@@ -105,7 +112,9 @@ def test_a_newer_format_is_exit_4(run_dir: Path, resumed: Spoken) -> None:
     assert (code, "newer format 9" in said) == (4, True)
 
 
-def test_a_full_disk_is_exit_4_and_the_run_goes_on_when_there_is_room(run_dir: Path, unbroken: Path, resumed: Spoken) -> None:
+def test_a_full_disk_is_exit_4_and_the_run_goes_on_when_there_is_room(
+    run_dir: Path, unbroken: Path, resumed: Spoken
+) -> None:
     for round in (4, 3):
         flip(run_dir, round)
     size = (run_dir / "state" / "round-000002" / "state.safetensors").stat().st_size
@@ -116,46 +125,62 @@ def test_a_full_disk_is_exit_4_and_the_run_goes_on_when_there_is_room(run_dir: P
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)
 
 
-def test_a_file_in_the_place_of_the_run_directory_is_exit_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_in_the_place_of_the_run_directory_is_exit_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run").write_text("in the way")
     assert train.main([*TINY, "--run_dir", str(tmp_path / "run")]) == 4
     assert "cannot write" in capsys.readouterr().err
     assert (tmp_path / "run").read_text() == "in the way"
 
 
-def test_workers_give_the_bytes_of_one_process_also_when_they_take_over(run_dir: Path, unbroken: Path, resumed: Spoken) -> None:
+def test_workers_give_the_bytes_of_one_process_also_when_they_take_over(
+    run_dir: Path, unbroken: Path, resumed: Spoken
+) -> None:
     for round in (4, 3):
         flip(run_dir, round)
     assert resumed("--engine", "processes")[0] == 0
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)
 
 
-Spoil = Callable[[Reply], Reply | Failure]
+Spoil = Callable[[FitResult], FitResult | Failure]
 
 
-def with_one_spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Spoil, round: int, client: int | None) -> None:
+def with_one_spoiled(
+    monkeypatch: pytest.MonkeyPatch, spoil: Spoil, round: int, client: int | None
+) -> None:
     """Let one client of one round (or all of them) answer something else."""
     honest = SerialEngine._ask
 
-    def ask(self: SerialEngine, payload: bytes, asked: int, private: bytes | None) -> Reply | Failure:
+    def ask(
+        self: SerialEngine, payload: bytes, asked: int, private: bytes | None
+    ) -> FitResult | Failure:
         answer = honest(self, payload, asked, private)
-        hit = isinstance(answer, Reply) and read_update(answer.update).round == round and client in (None, asked)
-        return spoil(answer) if hit and isinstance(answer, Reply) else answer
+        hit = (
+            isinstance(answer, FitResult)
+            and read_update(answer.update).round == round
+            and client in (None, asked)
+        )
+        return spoil(answer) if hit and isinstance(answer, FitResult) else answer
 
     monkeypatch.setattr(SerialEngine, "_ask", ask)
 
 
-def not_finite(reply: Reply) -> Reply:
+def not_finite(reply: FitResult) -> FitResult:
     update = read_update(reply.update)
     spoiled = {name: torch.full_like(tensor, torch.nan) for name, tensor in update.tensors.items()}
-    return Reply(reply.client, type(update)(**{**vars(update), "tensors": spoiled}).to_bytes(), reply.private)
+    return FitResult(
+        reply.client, type(update)(**{**vars(update), "tensors": spoiled}).to_bytes(), reply.private
+    )
 
 
 def records_of(run_dir: Path) -> list[dict[str, dict[str, str]]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_bad_client_is_named_kept_and_not_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path) -> None:
+def test_a_bad_client_is_named_kept_and_not_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
+) -> None:
     clients = records_of(unbroken)[1]["clients"]
     with_one_spoiled(monkeypatch, not_finite, round=2, client=clients[0])
     assert train.main([*TINY, "--run_dir", str(tmp_path / "run")]) == 0
@@ -170,7 +195,10 @@ def test_a_bad_client_is_named_kept_and_not_folded(tmp_path: Path, monkeypatch: 
 
 
 def test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unbroken: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -182,7 +210,9 @@ def test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes(
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)
 
 
-def test_a_learning_rate_that_explodes_sends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_learning_rate_that_explodes_sends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train.main([*TINY, "--client.lr", "1e6", "--run_dir", str(tmp_path / "run")]) in (5, 6)
     assert "diverged" in capsys.readouterr().err
     assert not list((tmp_path / "run" / "state").glob("round-*"))

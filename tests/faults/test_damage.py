@@ -18,14 +18,16 @@ FILES = ("state.safetensors", "record.json", "manifest.json")
 
 
 def state_of(number: int) -> State:
-    return State({"trunk": torch.full((3,), float(number))})
+    return State({"backbone": torch.full((3,), float(number))})
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     with Ledger(tmp_path, keep=3) as ledger:
         for number in (1, 2, 3):
-            ledger.commit(number, state_of(number), {number: b"private %d" % number}, {"round": number})
+            ledger.commit(
+                number, state_of(number), {number: b"private %d" % number}, {"round": number}
+            )
     return tmp_path
 
 
@@ -40,7 +42,7 @@ def assert_falls_back_and_goes_on(run_dir: Path, to: int) -> None:
         latest = ledger.latest()
         assert latest is not None
         assert latest.round == to
-        assert torch.equal(latest.state["trunk"], state_of(to)["trunk"])
+        assert torch.equal(latest.state["backbone"], state_of(to)["backbone"])
         assert "is damaged" in ledger.warnings[0]
         assert ledger.private(3) is None
         ledger.commit(to + 1, state_of(to + 1), {3: b"again"}, {"round": to + 1})

@@ -16,7 +16,7 @@ from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import Spool
 
-SMALL, LARGE = State({"trunk": torch.zeros(10)}), State({"trunk": torch.zeros(100_000)})
+SMALL, LARGE = State({"backbone": torch.zeros(10)}), State({"backbone": torch.zeros(100_000)})
 
 
 @contextmanager
@@ -38,7 +38,10 @@ def names(directory: Path) -> set[str]:
 def test_a_full_disk_costs_the_round_and_nothing_else(tmp_path: Path, size: int) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.commit(1, SMALL, {3: b"three"}, {"round": 1})
-        with no_file_above(size), pytest.raises(RunDirectoryError, match="cannot write: File too large") as caught:
+        with (
+            no_file_above(size),
+            pytest.raises(RunDirectoryError, match="cannot write: File too large") as caught,
+        ):
             ledger.commit(2, LARGE, {3: b"four" * 20_000}, {"round": 2})
         assert caught.value.code == Exit.RUN_DIRECTORY
         assert (ledger.round, ledger.private(3)) == (1, b"three")

@@ -18,9 +18,19 @@ ROOT = Path(__file__).parents[2]
 
 def kills(directory: Path, subject: str, way: str, count: int) -> int:
     """Kill runs, and see that every one ends as the unbroken one did; how many kills there were."""
-    command = [sys.executable, "-m", "tests.faults.killing", str(directory), subject, way, str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.killing",
+        str(directory),
+        subject,
+        way,
+        str(count),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return int(done.stdout.split()[-1])
 

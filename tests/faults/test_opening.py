@@ -64,7 +64,11 @@ def opened_again(plan: Plan, before: Plan | None) -> str:
     """Resume, from the very file that `--resume` reads, the new run or the one before it; or do what the message says."""
     message = refusal(plan.run_dir)
     stored = "" if message else (plan.run_dir / "config.yaml").read_text()
-    wanted = plan if message else {one.yaml: replace(one, resumed=True) for one in (before, plan) if one}[stored]
+    wanted = (
+        plan
+        if message
+        else {one.yaml: replace(one, resumed=True) for one in (before, plan) if one}[stored]
+    )
     with pytest.raises(Opened):
         conduct(wanted)
     assert all((plan.run_dir / name).is_file() for name in FILES)
@@ -99,10 +103,19 @@ def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Plan) -> None:
     assert (len(ways) > 12, set(ways)) == (True, {"started", "resumed"})
 
 
-def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds(tmp_path: Path, plan: Plan) -> None:
-    other = replace(plan, config={**plan.config, "seed": 1}, yaml=plan.yaml.replace("seed: 0", "seed: 1"))
+def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds(
+    tmp_path: Path, plan: Plan
+) -> None:
+    other = replace(
+        plan, config={**plan.config, "seed": 1}, yaml=plan.yaml.replace("seed: 0", "seed: 1")
+    )
     ways = ways_out(tmp_path, other, before=plan)
-    assert (len(ways) > 8, ways[0], ways[-1], set(ways)) == (True, "resumed", "resumed", {"started", "resumed"})
+    assert (len(ways) > 8, ways[0], ways[-1], set(ways)) == (
+        True,
+        "resumed",
+        "resumed",
+        {"started", "resumed"},
+    )
 
 
 def test_a_refused_start_leaves_every_file_of_the_run_as_it_was(tmp_path: Path) -> None:

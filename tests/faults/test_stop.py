@@ -51,9 +51,26 @@ def started(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]
     running: list[subprocess.Popen[str]] = []
 
     def start(engine: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, str(ROOT / "train.py"), *TINY, *LONG, "--run_dir", str(tmp_path / "run"), "--engine", engine]
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *TINY,
+            *LONG,
+            "--run_dir",
+            str(tmp_path / "run"),
+            "--engine",
+            engine,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment))
+        running.append(
+            subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        )
         return running[-1]
 
     yield start
@@ -74,9 +91,16 @@ def begun(process: "subprocess.Popen[str]", run_dir: Path, workers: int) -> list
     return workers_now
 
 
-@pytest.mark.parametrize(("engine", "number", "code"), [("serial", signal.SIGTERM, 143), ("processes", signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("engine", "number", "code"),
+    [("serial", signal.SIGTERM, 143), ("processes", signal.SIGINT, 130)],
+)
 def test_a_signal_in_a_fit_ends_the_run_and_its_workers(
-    tmp_path: Path, started: Callable[[str], "subprocess.Popen[str]"], engine: str, number: signal.Signals, code: int
+    tmp_path: Path,
+    started: Callable[[str], "subprocess.Popen[str]"],
+    engine: str,
+    number: signal.Signals,
+    code: int,
 ) -> None:
     process = started(engine)
     workers = begun(process, tmp_path / "run", workers=0 if engine == "serial" else 2)
@@ -90,7 +114,9 @@ def test_a_signal_in_a_fit_ends_the_run_and_its_workers(
     assert not [pid for pid in workers if alive(pid)]
 
 
-def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, started: Callable[[str], "subprocess.Popen[str]"]) -> None:
+def test_workers_do_not_outlive_a_killed_parent(
+    tmp_path: Path, started: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
     process = started("processes")
     workers = begun(process, tmp_path / "run", workers=2)
     process.kill()
@@ -99,8 +125,12 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path, started: Callabl
     assert len(workers) == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)])
-def test_a_signal_is_an_exception_that_libraries_do_not_catch(number: signal.Signals, code: Exit) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)]
+)
+def test_a_signal_is_an_exception_that_libraries_do_not_catch(
+    number: signal.Signals, code: Exit
+) -> None:
     before = signal.getsignal(number)
     with owned() as signals, pytest.raises(Stopped) as caught:
         signal.raise_signal(number)
@@ -115,7 +145,10 @@ def test_the_message_says_what_is_safe_and_how_to_go_on() -> None:
     assert Stopped(Exit.TERMINATED).message(Path("runs/x"), 7) == (
         "stopped by SIGTERM after round 7 was committed; go on with: python train.py --resume runs/x"
     )
-    assert Stopped(Exit.INTERRUPTED).message(None, 0) == "stopped by SIGINT before the first round was committed"
+    assert (
+        Stopped(Exit.INTERRUPTED).message(None, 0)
+        == "stopped by SIGINT before the first round was committed"
+    )
 
 
 TWICE = """
@@ -131,4 +164,9 @@ with owned():
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    assert subprocess.run([sys.executable, "-c", TWICE], cwd=ROOT, check=False, capture_output=True).returncode == 130
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", TWICE], cwd=ROOT, check=False, capture_output=True
+        ).returncode
+        == 130
+    )

@@ -21,7 +21,9 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_signal_in_a_fit_ends_the_run_and_its_workers",
             "test_workers_do_not_outlive_a_killed_parent",
         ),
-        "cli/test_endings.py": ("test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes",),
+        "cli/test_endings.py": (
+            "test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes",
+        ),
     },
     "newest round truncated or one byte flipped; all rounds damaged": {
         "faults/test_damage.py": (
@@ -60,7 +62,10 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_client_that_raises_costs_itself_in_serial",
             "test_a_client_that_never_answers_costs_itself_in_serial",
         ),
-        "defense/test_gate.py": ("test_a_client_speaks_for_itself_and_once", "test_each_fault_alone_is_refused_with_its_reason"),
+        "defense/test_gate.py": (
+            "test_a_client_speaks_for_itself_and_once",
+            "test_each_fault_alone_is_refused_with_its_reason",
+        ),
         "faults/test_command.py": ("test_a_bad_client_is_named_kept_and_not_folded",),
     },
     "NaN, Inf, 1e38, precision <= 0, wrong shape, missing or extra site, float16, empty, random, truncated, 2^40, pickle bomb": {
@@ -83,7 +88,9 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "all refused; quorum lost": {
         "faults/test_kill.py": ("test_a_lost_quorum_leaves_the_last_round_and_can_be_resumed",),
-        "faults/test_command.py": ("test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes",),
+        "faults/test_command.py": (
+            "test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes",
+        ),
     },
     "client with no data, one sample, one class; lr 1e6": {
         "core/test_client.py": (
@@ -91,18 +98,31 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_batch_norm_clients_train_on_any_amount_of_data",
             "test_a_client_that_diverges_says_so_and_sends_nothing",
         ),
-        "defense/test_forgers.py": ("test_clients_that_learned_nothing_have_no_vote_and_are_not_refused",),
+        "defense/test_forgers.py": (
+            "test_clients_that_learned_nothing_have_no_vote_and_are_not_refused",
+        ),
         "faults/test_command.py": ("test_a_learning_rate_that_explodes_sends_nothing",),
     },
     "unknown key, wrong type, out of range, malformed / empty / huge YAML, duplicate key, 1e-3, contradictory values": {
-        "config/test_refusals.py": ("test_a_wrong_file_is_refused_in_one_line", "test_a_wrong_flag_is_refused_in_one_line"),
+        "config/test_refusals.py": (
+            "test_a_wrong_file_is_refused_in_one_line",
+            "test_a_wrong_flag_is_refused_in_one_line",
+        ),
         "config/test_strict_yaml.py": ("test_scalars_are_read_as_they_look",),
-        "config/test_conf_files.py": ("test_a_mistake_ends_in_one_line_code_2_and_no_run_directory",),
+        "config/test_conf_files.py": (
+            "test_a_mistake_ends_in_one_line_code_2_and_no_run_directory",
+        ),
     },
     "data set missing with no network, bad checksum, corrupt image, label out of range": {
         "cli/test_endings.py": ("test_a_data_set_that_is_not_there_is_named_with_its_folder",),
-        "datamodules/test_downloads.py": ("test_nobody_there_ends_at_once", "test_a_wrong_checksum_leaves_nothing_behind"),
-        "datamodules/test_sources.py": ("test_a_bad_checksum_names_the_folder", "test_a_corrupt_image_is_named"),
+        "datamodules/test_downloads.py": (
+            "test_nobody_there_ends_at_once",
+            "test_a_wrong_checksum_leaves_nothing_behind",
+        ),
+        "datamodules/test_sources.py": (
+            "test_a_bad_checksum_names_the_folder",
+            "test_a_corrupt_image_is_named",
+        ),
         "datamodules/test_cache.py": ("test_a_label_out_of_range_names_the_file",),
     },
     "no W&B key, unreachable server, wandb not installed, resumed run": {
@@ -113,21 +133,37 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_resumed_run_keeps_its_id_and_sends_no_round_twice",
         ),
     },
-    "every file in conf/": {"config/test_conf_files.py": ("test_a_configuration_parses_builds_and_reads_back",)},
+    "every file in conf/": {
+        "config/test_conf_files.py": ("test_a_configuration_parses_builds_and_reads_back",)
+    },
     "hypothesis: mutated configs, generated scenarios, generated updates": {
-        "config/test_mutations.py": ("test_a_value_replaced_by_junk", "test_bytes_replaced_by_junk"),
+        "config/test_mutations.py": (
+            "test_a_value_replaced_by_junk",
+            "test_bytes_replaced_by_junk",
+        ),
         "datamodules/test_partitions.py": ("test_every_image_has_one_owner_among_the_members",),
-        "datamodules/test_scenarios.py": ("test_every_client_is_on_one_active_task_and_never_moves_back",),
+        "datamodules/test_scenarios.py": (
+            "test_every_client_is_on_one_active_task_and_never_moves_back",
+        ),
         "faults/test_updates.py": ("test_whatever_is_folded_is_what_was_asked_for",),
     },
 }
 
 
 def names_in(file: str) -> set[str]:
-    return {node.name for node in ast.walk(ast.parse((TESTS / file).read_text())) if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name
+        for node in ast.walk(ast.parse((TESTS / file).read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 @pytest.mark.parametrize("row", TABLE)
 def test_every_row_has_its_tests(row: str) -> None:
-    missing = [f"{file}::{name}" for file, names in TABLE[row].items() for name in names if name not in names_in(file)]
+    missing = [
+        f"{file}::{name}"
+        for file, names in TABLE[row].items()
+        for name in names
+        if name not in names_in(file)
+    ]
     assert not missing

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbnn import wire
-from fedbnn.defense.gate import Admission, Gate
+from fedbnn.defense.gate import Candidates, Gate
 from fedbnn.defense.updates import read_update
 from fedbnn.messages import Update
 from fedbnn.storage.rejected import Rejected
@@ -32,56 +32,76 @@ def spoiled(value: float) -> Tensor:
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (spoiled(float("nan")), "trunk is not finite"),
-        (spoiled(float("inf")), "trunk is not finite"),
-        (spoiled(-float("inf")), "trunk is not finite"),
-        (spoiled(1e38), "trunk reaches 1e+38, beyond any weight or precision"),
-        (spoiled(-1e38), "trunk reaches 1e+38, beyond any weight or precision"),
+        (spoiled(float("nan")), "backbone is not finite"),
+        (spoiled(float("inf")), "backbone is not finite"),
+        (spoiled(-float("inf")), "backbone is not finite"),
+        (spoiled(1e38), "backbone reaches 1e+38, beyond any weight or precision"),
+        (spoiled(-1e38), "backbone reaches 1e+38, beyond any weight or precision"),
         (spoiled(-60.0), "the folded precision is not positive"),
-        (torch.ones(7), "trunk has shape (7,), expected (8,)"),
-        (torch.ones(1), "trunk has shape (1,), expected (8,)"),
-        (torch.ones(()), "trunk has shape (), expected (8,)"),
-        (torch.ones(1, 8), "trunk has shape (1, 8), expected (8,)"),
-        (torch.ones(0), "trunk has shape (0,), expected (8,)"),
-        (GOOD.half(), "trunk has type torch.float16, expected torch.float32"),
-        (GOOD.double(), "trunk has type torch.float64, expected torch.float32"),
-        (GOOD.int(), "trunk has type torch.int32, expected torch.float32"),
-        (GOOD.bool(), "trunk has type torch.bool, expected torch.float32"),
-        (GOOD.to(torch.complex64), "trunk has type torch.complex64, expected torch.float32"),
+        (torch.ones(7), "backbone has shape (7,), expected (8,)"),
+        (torch.ones(1), "backbone has shape (1,), expected (8,)"),
+        (torch.ones(()), "backbone has shape (), expected (8,)"),
+        (torch.ones(1, 8), "backbone has shape (1, 8), expected (8,)"),
+        (torch.ones(0), "backbone has shape (0,), expected (8,)"),
+        (GOOD.half(), "backbone has type torch.float16, expected torch.float32"),
+        (GOOD.double(), "backbone has type torch.float64, expected torch.float32"),
+        (GOOD.int(), "backbone has type torch.int32, expected torch.float32"),
+        (GOOD.bool(), "backbone has type torch.bool, expected torch.float32"),
+        (GOOD.to(torch.complex64), "backbone has type torch.complex64, expected torch.float32"),
     ],
 )
-def test_a_wrong_tensor_is_refused(admission: Open, tensor: Tensor, reason: str) -> None:
-    assert reason_of(admission(), having("trunk", tensor)) == reason
+def test_a_wrong_tensor_is_refused(candidates: Open, tensor: Tensor, reason: str) -> None:
+    assert reason_of(candidates(), having("backbone", tensor)) == reason
 
 
-def test_missing_and_extra_sites_and_rows_are_refused(admission: Open) -> None:
-    gate = admission()
-    assert reason_of(gate, honest(0, tensors={"trunk": GOOD}), 0) == "missing tensor 'rows'"
+def test_missing_and_extra_sites_and_rows_are_refused(candidates: Open) -> None:
+    gate = candidates()
+    assert reason_of(gate, honest(0, tensors={"backbone": GOOD}), 0) == "missing tensor 'rows'"
     assert reason_of(gate, having("more", GOOD, client=1), 1) == "unexpected tensor 'more'"
-    assert reason_of(gate, having("rows", torch.ones(3, FEATURES), client=2), 2) == "rows has shape (3, 3), expected (2, 3)"
-    assert reason_of(gate, having("rows", torch.ones(1, FEATURES), client=3), 3) == "rows has shape (1, 3), expected (2, 3)"
+    assert (
+        reason_of(gate, having("rows", torch.ones(3, FEATURES), client=2), 2)
+        == "rows has shape (3, 3), expected (2, 3)"
+    )
+    assert (
+        reason_of(gate, having("rows", torch.ones(1, FEATURES), client=3), 3)
+        == "rows has shape (1, 3), expected (2, 3)"
+    )
 
 
-def test_truncated_at_every_offset(admission: Open) -> None:
-    gate, payload = admission(keep_rejected=0), honest(0).to_bytes()
+def test_truncated_at_every_offset(candidates: Open) -> None:
+    gate, payload = candidates(keep_rejected=0), honest(0).to_bytes()
     for length in range(len(payload)):
         assert reason_of(gate, payload[:length]) is not None
     assert reason_of(gate, payload) is None
 
 
-def test_every_flipped_byte_is_refused(admission: Open) -> None:
-    gate, payload = admission(keep_rejected=0), honest(0).to_bytes()
+def test_every_flipped_byte_is_refused(candidates: Open) -> None:
+    gate, payload = candidates(keep_rejected=0), honest(0).to_bytes()
     for offset in range(len(payload)):
-        assert reason_of(gate, payload[:offset] + bytes([payload[offset] ^ 0x5A]) + payload[offset + 1 :]) is not None
+        assert (
+            reason_of(
+                gate, payload[:offset] + bytes([payload[offset] ^ 0x5A]) + payload[offset + 1 :]
+            )
+            is not None
+        )
     assert reason_of(gate, payload) is None
 
 
 def header_claiming(size: int) -> bytes:
-    return size.to_bytes(8, "little") + b'{"trunk":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}' + b"\0" * 32
+    return (
+        size.to_bytes(8, "little")
+        + b'{"backbone":{"dtype":"F32","shape":[8],"data_offsets":[0,32]}}'
+        + b"\0" * 32
+    )
 
 
 def tensor_claiming(shape: list[int], end: int) -> bytes:
-    header = json.dumps({"__metadata__": {"fedbnn": "{}"}, "trunk": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}})
+    header = json.dumps(
+        {
+            "__metadata__": {"fedbnn": "{}"},
+            "backbone": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]},
+        }
+    )
     return len(header).to_bytes(8, "little") + header.encode() + b"\0" * 32
 
 
@@ -101,14 +121,15 @@ HOSTILE = {
     "tensor with a negative shape": tensor_claiming([-8], 32),
     "header nested a million deep": nested(10**6),
     "header longer than any of ours": (5 * 2**20).to_bytes(8, "little") + b" " * (5 * 2**20),
-    "header of many small things": (3 * 2**20).to_bytes(8, "little") + (b"[" + b"[]," * 2**20)[: 3 * 2**20],
+    "header of many small things": (3 * 2**20).to_bytes(8, "little")
+    + (b"[" + b"[]," * 2**20)[: 3 * 2**20],
     "a long number": len(b"9" * 10**5).to_bytes(8, "little") + b"9" * 10**5,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_bytes_take_no_memory(admission: Open, name: str) -> None:
-    gate = admission()
+def test_hostile_bytes_take_no_memory(candidates: Open, name: str) -> None:
+    gate = candidates()
     tracemalloc.start()
     try:
         reason = reason_of(gate, HOSTILE[name])
@@ -129,12 +150,12 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_pickle_bomb_is_refused_kept_and_never_run(admission: Open, tmp_path: Path) -> None:
+def test_a_pickle_bomb_is_refused_kept_and_never_run(candidates: Open, tmp_path: Path) -> None:
     target = tmp_path / "exploded"
     bomb = pickle.dumps(Bomb(target))
     with_torch = tmp_path / "bomb.pt"
-    torch.save({"trunk": Bomb(target)}, with_torch)
-    gate = admission()
+    torch.save({"backbone": Bomb(target)}, with_torch)
+    gate = candidates()
     for client, payload in enumerate([bomb, with_torch.read_bytes()]):
         assert reason_of(gate, payload, client)
     hidden = honest(2, exchange=bomb.hex())
@@ -151,14 +172,17 @@ OTHER_TYPES: list[dict[str, Any]] = [
     {"run": 3},
     {"client": None},
     {"samples": 1.5},
-    *({"counts": value} for value in ({"cat": 1}, [["cat"]], [["cat", 1], ["cat", 1]], [[1, "cat"]], None)),
+    *(
+        {"counts": value}
+        for value in ({"cat": 1}, [["cat"]], [["cat", 1], ["cat", 1]], [[1, "cat"]], None)
+    ),
 ]
 
 
 @pytest.mark.parametrize("changes", OTHER_TYPES)
-def test_metadata_of_other_types_is_refused(admission: Open, changes: dict[str, Any]) -> None:
+def test_metadata_of_other_types_is_refused(candidates: Open, changes: dict[str, Any]) -> None:
     tensors, meta = wire.unpack(honest(0).to_bytes())
-    reason = reason_of(admission(), wire.pack(tensors, {**meta, **changes}))
+    reason = reason_of(candidates(), wire.pack(tensors, {**meta, **changes}))
     assert reason is not None
     assert any(word in reason for word in ("schema", "metadata", "counted twice"))
 
@@ -172,31 +196,68 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int
 def tensors(draw: st.DrawFn) -> Tensor:
     shape = draw(SHAPES)
     values = draw(st.lists(NUMBERS, min_size=1, max_size=3))
-    return torch.tensor(values, dtype=torch.float64).repeat(8)[: torch.Size(shape).numel()].reshape(shape).to(draw(DTYPES))
+    return (
+        torch.tensor(values, dtype=torch.float64)
+        .repeat(8)[: torch.Size(shape).numel()]
+        .reshape(shape)
+        .to(draw(DTYPES))
+    )
 
 
-TABLES = st.dictionaries(st.sampled_from(["trunk", "rows", "extra"]), tensors(), max_size=3)
+TABLES = st.dictionaries(st.sampled_from(["backbone", "rows", "extra"]), tensors(), max_size=3)
 COUNTS = st.dictionaries(st.sampled_from(["cat", "dog", "cow"]), st.integers(-2, 12), max_size=3)
 UPDATES = st.builds(
     Update,
-    run=st.sampled_from(["run-1", "run-2"]), round=st.sampled_from([6, 7]), exchange=st.sampled_from(["train", "x"]),
-    client=st.integers(-1, 6), prior=st.sampled_from(["digest", ""]), samples=st.integers(-1, 12), counts=COUNTS, tensors=TABLES,
-)  # fmt: skip
+    run=st.sampled_from(["run-1", "run-2"]),
+    round=st.sampled_from([6, 7]),
+    exchange=st.sampled_from(["train", "x"]),
+    client=st.integers(-1, 6),
+    prior=st.sampled_from(["digest", ""]),
+    samples=st.integers(-1, 12),
+    counts=COUNTS,
+    tensors=TABLES,
+)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(updates=st.lists(UPDATES | st.builds(honest, st.integers(0, 4)) | st.binary(max_size=50), max_size=8))
-def test_whatever_is_folded_is_what_was_asked_for(tmp_path_factory: Any, updates: list[Update | bytes]) -> None:
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    updates=st.lists(
+        UPDATES | st.builds(honest, st.integers(0, 4)) | st.binary(max_size=50), max_size=8
+    )
+)
+def test_whatever_is_folded_is_what_was_asked_for(
+    tmp_path_factory: Any, updates: list[Update | bytes]
+) -> None:
     directory = tmp_path_factory.mktemp("gate")
-    gate = Admission(Gate(quorum=0.01), CALL, Spool(directory / "spool"), Rejected(directory / "rejected", most=0))
-    accepted = [update for update in updates if gate.admit(reply(update, update.client if isinstance(update, Update) else 0))]
+    gate = Candidates(
+        Gate(quorum=0.01),
+        CALL,
+        Spool(directory / "spool"),
+        Rejected(directory / "rejected", most=0),
+    )
+    accepted = [
+        update
+        for update in updates
+        if gate.admit(reply(update, update.client if isinstance(update, Update) else 0))
+    ]
     assert len(accepted) + len(gate.refused) >= min(1, len(updates))
     for client in gate.spool:
         update = read_update(gate.spool[client])
-        assert (update.run, update.round, update.exchange, update.client, update.prior) == ("run-1", 7, "train", client, "digest")
+        assert (update.run, update.round, update.exchange, update.client, update.prior) == (
+            "run-1",
+            7,
+            "train",
+            client,
+            "digest",
+        )
         assert {name: tuple(tensor.shape) for name, tensor in update.tensors.items()} == {
-            "trunk": (8,),
+            "backbone": (8,),
             "rows": (len(update.counts), FEATURES),
         }
-        assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in update.tensors.values())
+        assert all(
+            tensor.dtype == torch.float32 and tensor.isfinite().all()
+            for tensor in update.tensors.values()
+        )
         assert 0 <= update.samples <= 10

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.messages import Reply
+from fedbnn.messages import FitResult
 from fedbnn.seeds import address, forked
 from fedbnn.wire import digest
 
@@ -21,15 +21,21 @@ class Echo:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
-    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         print("a library that prints")
-        return Reply(client, payload + b"|%d|%s" % (client, str(self.config).encode()), (private or b"") + b"+", 1.5, 0.5)
+        return FitResult(
+            client,
+            payload + b"|%d|%s" % (client, str(self.config).encode()),
+            (private or b"") + b"+",
+            1.5,
+            0.5,
+        )
 
 
 class Trouble(Echo):
     """Does to client k what the configuration says under k."""
 
-    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         getattr(self, self.config.get(str(client), "behave"))()
         return super().perform(payload, client, private)
 
@@ -75,11 +81,15 @@ class Trouble(Echo):
 def trained_weights() -> str:
     """A small network with convolutions after a few steps: the order of sums shows in its bytes."""
     with forked(address(0, "train")):
-        network = nn.Sequential(nn.Conv2d(3, 16, 5), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 28 * 28, 10))
+        network = nn.Sequential(
+            nn.Conv2d(3, 16, 5), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 28 * 28, 10)
+        )
         optimizer = torch.optim.Adam(network.parameters())
         for _ in range(3):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network(torch.randn(16, 3, 32, 32)), torch.randint(10, (16,))).backward()
+            nn.functional.cross_entropy(
+                network(torch.randn(16, 3, 32, 32)), torch.randint(10, (16,))
+            ).backward()
             optimizer.step()
     return digest(b"".join(p.detach().numpy().tobytes() for p in network.parameters()))
 
@@ -87,7 +97,7 @@ def trained_weights() -> str:
 class Slow(Echo):
     """Leaves its process number in a directory, then takes long."""
 
-    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         Path(self.config["pids"], str(os.getpid())).touch()
         time.sleep(600)
         raise AssertionError("unreachable")

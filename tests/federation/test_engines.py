@@ -17,7 +17,7 @@ from fedbnn.federation.engines.answers import one_thread
 from fedbnn.federation.engines.peer import environment
 from fedbnn.federation.engines.processes import ProcessEngine
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 from tests.federation import clients
 
 ENTRY = "tests.federation.clients:"
@@ -32,7 +32,7 @@ def nothing(client: int) -> bytes | None:
     return None
 
 
-def by_client(answers: Iterator[Reply | Failure]) -> dict[int, Reply | Failure]:
+def by_client(answers: Iterator[FitResult | Failure]) -> dict[int, FitResult | Failure]:
     found = list(answers)
     assert len({answer.client for answer in found}) == len(found)
     return {answer.client: answer for answer in found}
@@ -40,7 +40,10 @@ def by_client(answers: Iterator[Reply | Failure]) -> dict[int, Reply | Failure]:
 
 def reasons(engine: Any, asked: list[int]) -> dict[int, str | None]:
     answers = by_client(engine.gather(b"order", asked, nothing))
-    return {client: answers[client].reason if isinstance(answers[client], Failure) else None for client in asked}  # type: ignore[union-attr]
+    return {
+        client: answers[client].reason if isinstance(answers[client], Failure) else None
+        for client in asked
+    }  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +54,32 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(log: Path) -> Iterator[ProcessEngine]:
     """Two workers for all tests; those that lose one get another."""
-    with closing(ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=2, deadline=8, memory=1000, log=log)) as engine:
+    with closing(
+        ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=2, deadline=8, memory=1000, log=log)
+    ) as engine:
         yield engine
 
 
 def test_processes_answer_as_serial_does(engine: ProcessEngine) -> None:
     serial, private = SerialEngine(clients.trouble(TROUBLE)), {2: b"two", 3: b""}.get
     for payload in (b"first", b"second" * 100_000):
-        assert by_client(engine.gather(payload, range(4), private)) == by_client(serial.gather(payload, range(4), private))
+        assert by_client(engine.gather(payload, range(4), private)) == by_client(
+            serial.gather(payload, range(4), private)
+        )
 
 
 def test_trained_weights_are_the_same_bytes_in_every_engine(engine: ProcessEngine) -> None:
     (serial,) = SerialEngine(clients.trouble(TROUBLE)).gather(b"", [9], nothing)
     (apart,) = engine.gather(b"", [9], nothing)
     assert apart == serial
-    assert isinstance(serial, Reply)
+    assert isinstance(serial, FitResult)
     with one_thread():
         assert clients.trained_weights().encode() in serial.update
 
 
 def test_the_answers_hold_what_the_client_said(engine: ProcessEngine) -> None:
     (answer,) = engine.gather(b"order", [10], lambda client: b"kept")
-    assert isinstance(answer, Reply)
+    assert isinstance(answer, FitResult)
     assert answer.update.startswith(b"order|10|")
     assert (answer.private, answer.seconds, answer.inner) == (b"kept+", 1.5, 0.5)
 
@@ -109,21 +116,23 @@ def test_an_abandoned_exchange_does_not_answer_the_next_one(engine: ProcessEngin
     next(answers)
     answers.close()  # type: ignore[attr-defined]
     fresh = list(engine.gather(b"new", [0, 3], nothing))
-    assert [isinstance(answer, Reply) and answer.update.startswith(b"new") for answer in fresh] == [True, True]
+    assert [
+        isinstance(answer, FitResult) and answer.update.startswith(b"new") for answer in fresh
+    ] == [True, True]
 
 
 def test_serial_uses_one_thread_and_gives_the_others_back() -> None:
     seen: list[int] = []
 
-    class Look:
-        def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+    class Preprocess:
+        def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
             seen.append(torch.get_num_threads())
-            return Reply(client, b"")
+            return FitResult(client, b"")
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        list(SerialEngine(Look()).gather(b"", [0], nothing))
+        list(SerialEngine(Preprocess()).gather(b"", [0], nothing))
         assert (seen, torch.get_num_threads()) == ([1], 2)
     finally:
         torch.set_num_threads(before)
@@ -145,9 +154,9 @@ def test_an_alarm_at_any_moment_leaves_no_alarm_behind() -> None:
     """Deadlines that end around the moment the client does: before, at, and after it."""
 
     class Brief:
-        def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+        def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
             time.sleep(0.001)
-            return Reply(client, b"")
+            return FitResult(client, b"")
 
     before = signal.getsignal(signal.SIGALRM)
     for step in range(300):
@@ -159,17 +168,28 @@ def test_an_alarm_at_any_moment_leaves_no_alarm_behind() -> None:
 
 def test_serial_in_another_thread_has_no_deadline_but_answers() -> None:
     found: list[dict[int, str | None]] = []
-    thread = threading.Thread(target=lambda: found.append(reasons(SerialEngine(clients.trouble({}), deadline=5), [0])))
+    thread = threading.Thread(
+        target=lambda: found.append(reasons(SerialEngine(clients.trouble({}), deadline=5), [0]))
+    )
     thread.start()
     thread.join()
     assert found == [{0: None}]
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"), [("broken", "no such data set"), ("stillborn", "workers do not start: its worker died: exit code 3")]
+    ("entry", "message"),
+    [
+        ("broken", "no such data set"),
+        ("stillborn", "workers do not start: its worker died: exit code 3"),
+    ],
 )
-def test_workers_that_cannot_start_are_an_error_with_its_reason(entry: str, message: str, log: Path) -> None:
-    with closing(ProcessEngine(ENTRY + entry, {}, workers=1, log=log)) as engine, pytest.raises(FederationError, match=message):
+def test_workers_that_cannot_start_are_an_error_with_its_reason(
+    entry: str, message: str, log: Path
+) -> None:
+    with (
+        closing(ProcessEngine(ENTRY + entry, {}, workers=1, log=log)) as engine,
+        pytest.raises(FederationError, match=message),
+    ):
         list(engine.gather(b"order", [0, 1], nothing))
 
 

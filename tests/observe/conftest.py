@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbnn.evaluation import diagnostics
 from fedbnn.evaluation.results import Facts, results
 from fedbnn.images import ImageSet
-from fedbnn.report import report
+from fedbnn.report import page as report
 from fedbnn.storage import records
 from fedbnn.storage.environment import environment
 
@@ -29,7 +29,9 @@ class TinyStream:
     """Three tasks of two classes, two rounds each; the second round of a task already has a quarter of the next."""
 
     rounds: int = 6
-    tasks: tuple[Task, ...] = tuple(Task(f"t{n}", (f"toy/{2 * n}", f"toy/{2 * n + 1}")) for n in range(3))
+    tasks: tuple[Task, ...] = tuple(
+        Task(f"t{n}", (f"toy/{2 * n}", f"toy/{2 * n + 1}")) for n in range(3)
+    )
     gradual: bool = False
     images_per_class: int = 20
 
@@ -73,7 +75,9 @@ class KnownPredictor:
     def scores(self, images: ImageSet) -> Tensor:
         self.calls.append(len(images))
         truths = [images.classes[int(pixel)] for pixel in images.pixels.flatten()]
-        table = torch.tensor([[self.answer(truth, column) for column in self.classes] for truth in truths])
+        table = torch.tensor(
+            [[self.answer(truth, column) for column in self.classes] for truth in truths]
+        )
         return table.view(len(truths), len(self.classes)).expand(self.samples, -1, -1)
 
 
@@ -112,17 +116,29 @@ def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> d
         "bytes_down": 100_000,
         "seconds": {"round": 1.5, "train": 1.0, "inner": 0.9, "fold": 0.1, "evaluate": 0.3},
         "fon": {"task_aware": now + 20, "class_agnostic": now} if number != 3 else None,
-        "tasks": [_made_up_task(task, current, random) if at_end and task <= current else None for task in range(3)],
-        "novelty": {"entropy": 0.7 + random.random() / 10, "mutual_information": 0.6} if at_end and current < 2 else None,
+        "tasks": [
+            _made_up_task(task, current, random) if at_end and task <= current else None
+            for task in range(3)
+        ],
+        "novelty": {"entropy": 0.7 + random.random() / 10, "mutual_information": 0.6}
+        if at_end and current < 2
+        else None,
         "seen_classes": 2 * (current + 1),
         "diagnostics": _made_up_diagnostics() if at_end else None,
-        "posterior": {"scale": {"trunk": [0.01, 0.02 / number, 0.05], "rows": [0.02, 0.03, 0.09]}} if bayesian else None,
+        "posterior": {
+            "scale": {"backbone": [0.01, 0.02 / number, 0.05], "rows": [0.02, 0.03, 0.09]}
+        }
+        if bayesian
+        else None,
         "notes": {},
     }
 
 
 def _made_up_task(task: int, current: int, random: Random) -> dict[str, Any]:
-    aware, agnostic = 90 - 6 * (current - task) + random.random(), 80 - 25 * (current - task) + random.random()
+    aware, agnostic = (
+        90 - 6 * (current - task) + random.random(),
+        80 - 25 * (current - task) + random.random(),
+    )
     rest = {"nll": 0.6, "brier": 0.3, "ece": 0.08}
     chance = {"task_aware": 50.0, "class_agnostic": 100 / (2 * (current + 1))}
     return {
@@ -140,7 +156,10 @@ def _made_up_diagnostics() -> dict[str, Any]:
         "confidence": confidence,
         "accuracy": [0.9 * value for value in confidence],
     }
-    counts = {"seen": [float(30 - place) for place in range(30)], "unseen": [float(place) for place in range(30)]}
+    counts = {
+        "seen": [float(30 - place) for place in range(30)],
+        "unseen": [float(place) for place in range(30)],
+    }
     histogram = {"edges": [place / 15 for place in range(31)], **counts}
     return {
         "reliability": {"task_aware": bins, "class_agnostic": bins},

@@ -10,7 +10,12 @@ import pytest
 from fedbnn.tracking.console import Console, schedule
 from fedbnn.tracking.logs import logging_to
 
-CARD = {"scenario": "digits, 5 tasks of 2 classes", "method": "fedbnn: q = p · Π f_k", "seed": "0", "run directory": "runs/[x]"}
+CARD = {
+    "scenario": "digits, 5 tasks of 2 classes",
+    "method": "fedbnn: q = p · Π f_k",
+    "seed": "0",
+    "run directory": "runs/[x]",
+}
 
 
 class Terminal(io.StringIO):
@@ -23,7 +28,14 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def no_wishes(monkeypatch) -> None:
     """Forget what the surroundings wish for colours and width."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "COLORTERM"):
+    for name in (
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "TTY_COMPATIBLE",
+        "TTY_INTERACTIVE",
+        "COLUMNS",
+        "COLORTERM",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
@@ -66,7 +78,11 @@ def test_the_end_is_the_table_and_the_place_of_the_report(lines, run) -> None:
 
 def test_a_long_run_prints_about_a_hundred_lines_and_always_the_last(lines, run) -> None:
     many = [{**lines[0], "round": number} for number in range(1, 1001)]
-    rounds = [line for line in shown(io.StringIO(), many, run, rounds=1000).splitlines() if line.startswith("round")]
+    rounds = [
+        line
+        for line in shown(io.StringIO(), many, run, rounds=1000).splitlines()
+        if line.startswith("round")
+    ]
     assert 90 <= len(rounds) <= 110
     assert rounds[-1].startswith("round 1000/1000")
 
@@ -110,7 +126,9 @@ def test_a_line_is_never_broken_or_read_as_markup() -> None:
 
 def test_the_schedule_of_a_dry_run_is_a_table() -> None:
     file = io.StringIO()
-    schedule([{"task": "one", "rounds": "1-4", "share_of_clients": 0.25, "classes": ["a", "b"]}], file)
+    schedule(
+        [{"task": "one", "rounds": "1-4", "share_of_clients": 0.25, "classes": ["a", "b"]}], file
+    )
     assert "share of clients" in file.getvalue()
     assert re.search(r"one .* 1-4 .* 0\.25 .* a, b", file.getvalue())
     assert "\x1b" not in file.getvalue()
@@ -119,11 +137,11 @@ def test_the_schedule_of_a_dry_run_is_a_table() -> None:
 def test_the_log_goes_to_the_run_directory_and_not_to_the_console(tmp_path, capsys) -> None:
     lightning = logging.getLogger("pytorch_lightning")
     with logging_to(tmp_path):
-        logging.getLogger("fedbnn.federation.rounds").info("round 1 committed")
+        logging.getLogger("fedbnn.federation.server").info("round 1 committed")
         lightning.info("GPU available: False")
         lightning.warning("something odd")
     text = (tmp_path / "log.txt").read_text()
-    assert "INFO    fedbnn.federation.rounds: round 1 committed" in text
+    assert "INFO    fedbnn.federation.server: round 1 committed" in text
     assert "GPU available" not in text
     assert "something odd" in text
     assert capsys.readouterr() == ("", "")
@@ -131,7 +149,11 @@ def test_the_log_goes_to_the_run_directory_and_not_to_the_console(tmp_path, caps
 
 def test_the_loggers_are_left_as_they_were_found(tmp_path) -> None:
     names = ("fedbnn", "pytorch_lightning", "wandb")
-    before = [(logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names]
+    before = [
+        (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names
+    ]
     with logging_to(tmp_path):
         assert logging.getLogger("wandb").handlers != before[2][0]
-    assert [(logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names] == before
+    assert [
+        (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names
+    ] == before

@@ -8,7 +8,7 @@ import torch
 
 from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluation import Evaluation, begun, evaluate_round
-from fedbnn.evaluation.judging import judge
+from fedbnn.evaluation.predictions import judge
 
 
 def confused(truth: str, column: str) -> float:
@@ -19,7 +19,9 @@ def confused(truth: str, column: str) -> float:
 def test_a_perfect_model_is_right_in_both_regimes(stream, predictor) -> None:
     line = evaluate_round(predictor(stream.classes[:4]), stream, 4, Evaluation())
     assert line["fon"] == {"task_aware": 100.0, "class_agnostic": 100.0}
-    assert [None if task is None else task["class_agnostic"]["accuracy"] for task in line["tasks"]] == [100.0, 100.0, None]
+    assert [
+        None if task is None else task["class_agnostic"]["accuracy"] for task in line["tasks"]
+    ] == [100.0, 100.0, None]
     assert line["tasks"][0]["chance"] == {"task_aware": 50.0, "class_agnostic": 25.0}
     assert line["tasks"][0]["images"] == 40
     assert line["seen_classes"] == 4
@@ -29,7 +31,9 @@ def test_the_regimes_differ_when_a_model_only_knows_the_new_task(stream, predict
     def newest(truth: str, column: str) -> float:
         return 9.0 * (column in stream.tasks[1].classes) + 5.0 * (truth == column)
 
-    old, new, _ = evaluate_round(predictor(stream.classes[:4], newest), stream, 4, Evaluation())["tasks"]
+    old, new, _ = evaluate_round(predictor(stream.classes[:4], newest), stream, 4, Evaluation())[
+        "tasks"
+    ]
     assert (old["task_aware"]["accuracy"], old["class_agnostic"]["accuracy"]) == (100.0, 0.0)
     assert new["class_agnostic"]["accuracy"] == 100.0
 
@@ -55,7 +59,10 @@ def test_the_size_of_the_chunks_changes_nothing(stream, predictor) -> None:
     def messy(truth: str, column: str) -> float:
         return float(torch.tensor(float(hash((truth, column)) % 97)).sin())
 
-    lines = [evaluate_round(predictor(stream.classes[:4], messy), stream, 4, Evaluation(batch_size=size)) for size in (3, 500)]
+    lines = [
+        evaluate_round(predictor(stream.classes[:4], messy), stream, 4, Evaluation(batch_size=size))
+        for size in (3, 500)
+    ]
     assert lines[0] == lines[1]
 
 
@@ -67,14 +74,22 @@ def test_every_image_passes_the_model_once(stream, predictor) -> None:
 
 
 def test_a_mixture_is_judged_image_by_image_in_its_own_task(gradual_stream, predictor) -> None:
-    line = evaluate_round(predictor(gradual_stream.classes[:4], confused), gradual_stream, 2, Evaluation())
+    line = evaluate_round(
+        predictor(gradual_stream.classes[:4], confused), gradual_stream, 2, Evaluation()
+    )
     assert line["fon"]["class_agnostic"] == pytest.approx(100 * 5 / 40)
     assert line["fon"]["task_aware"] == pytest.approx(100 * (15 + 5) / 40)
 
 
-def test_an_image_of_a_class_that_two_current_tasks_share_counts_once(gradual_stream, predictor) -> None:
+def test_an_image_of_a_class_that_two_current_tasks_share_counts_once(
+    gradual_stream, predictor
+) -> None:
     first, second, third = gradual_stream.tasks
-    gradual_stream.tasks = (first, replace(second, classes=(*second.classes, *first.classes)), third)
+    gradual_stream.tasks = (
+        first,
+        replace(second, classes=(*second.classes, *first.classes)),
+        third,
+    )
     line = evaluate_round(predictor(gradual_stream.classes[:4]), gradual_stream, 2, Evaluation())
     assert line["fon"] == {"task_aware": 100.0, "class_agnostic": 100.0}
 
@@ -93,7 +108,9 @@ def test_a_model_without_any_row_still_gets_a_line(stream, predictor) -> None:
     assert line["novelty"] is None
 
 
-def test_unseen_classes_are_found_strange_by_a_model_that_is_unsure_of_them(stream, predictor) -> None:
+def test_unseen_classes_are_found_strange_by_a_model_that_is_unsure_of_them(
+    stream, predictor
+) -> None:
     seen = stream.classes[:2]
     line = evaluate_round(predictor(seen), stream, 2, Evaluation())
     assert line["novelty"]["entropy"] == 1.0
@@ -113,11 +130,18 @@ def test_histograms_and_bins_count_every_image(stream, predictor) -> None:
 
 def test_between_evaluations_the_line_is_empty(stream, predictor) -> None:
     line = evaluate_round(predictor(stream.classes[:2]), stream, 1, Evaluation(every=5))
-    assert line == {"fon": None, "tasks": [None] * 3, "novelty": None, "diagnostics": None, "seen_classes": 2}
+    assert line == {
+        "fon": None,
+        "tasks": [None] * 3,
+        "novelty": None,
+        "diagnostics": None,
+        "seen_classes": 2,
+    }
 
 
 @pytest.mark.parametrize(
-    ("round", "now", "full"), [(1, False, False), (2, True, True), (3, True, True), (5, False, False), (6, True, True)]
+    ("round", "now", "full"),
+    [(1, False, False), (2, True, True), (3, True, True), (5, False, False), (6, True, True)],
 )
 def test_task_ends_and_the_last_round_are_always_evaluated(stream, round, now, full) -> None:
     settings = Evaluation(every=3, tasks_every=3)
@@ -135,7 +159,9 @@ def test_a_line_is_json(stream, predictor) -> None:
     assert json.loads(json.dumps(line, allow_nan=False)) == line
 
 
-@pytest.mark.parametrize("key", ["every", "images", "tasks_every", "batch_size", "samples", "novelty_images"])
+@pytest.mark.parametrize(
+    "key", ["every", "images", "tasks_every", "batch_size", "samples", "novelty_images"]
+)
 def test_impossible_settings_are_named(key) -> None:
     with pytest.raises(ConfigError, match=rf"evaluate\.{key} is -1"):
         Evaluation(**{key: -1})

@@ -13,8 +13,24 @@ from fedbnn.evaluation import diagnostics
 from fedbnn.evaluation.results import Facts, results
 from fedbnn.report import comparison_figures, figure_style, figures
 
-RUN = ["focus_on_now", "accuracy_matrix", "forgetting", "reliability", "uncertainty", "posterior_scale", "communication"]
-GRID = ["focus_on_now", "averages", "accuracy_matrix", "forgetting", "reliability", "novelty", "cost"]
+RUN = [
+    "focus_on_now",
+    "accuracy_matrix",
+    "forgetting",
+    "reliability",
+    "uncertainty",
+    "posterior_scale",
+    "communication",
+]
+GRID = [
+    "focus_on_now",
+    "averages",
+    "accuracy_matrix",
+    "forgetting",
+    "reliability",
+    "novelty",
+    "cost",
+]
 
 
 def test_a_run_has_all_its_figures_and_they_are_png(run, lines, tmp_path) -> None:
@@ -27,7 +43,9 @@ def test_a_run_has_all_its_figures_and_they_are_png(run, lines, tmp_path) -> Non
 def test_the_curve_leaves_out_rounds_that_were_not_evaluated(run, lines) -> None:
     curve = figures.of_run(run, diagnostics.last(lines))["focus_on_now"].axes[0].lines[0]
     assert list(curve.get_xdata()) == [1, 2, *range(4, 13)]
-    assert list(curve.get_ydata()) == [value for value in run["fon"]["task_aware"] if value is not None]
+    assert list(curve.get_ydata()) == [
+        value for value in run["fon"]["task_aware"] if value is not None
+    ]
 
 
 def test_the_schedule_fills_every_round_with_the_shares_of_its_tasks() -> None:
@@ -67,7 +85,9 @@ def test_bands_are_one_standard_deviation_over_the_seeds(grid) -> None:
     line, band = figure.axes[0].lines[0], figure.axes[0].collections[0]
     assert np.allclose(line.get_ydata(), curves[:, known].mean(axis=0))
     heights = band.get_paths()[0].vertices[:, 1]
-    assert math.isclose(heights.max(), (curves.mean(axis=0) + curves.std(axis=0, ddof=1))[known].max())
+    assert math.isclose(
+        heights.max(), (curves.mean(axis=0) + curves.std(axis=0, ddof=1))[known].max()
+    )
 
 
 def test_a_comparison_has_all_its_figures(grid, lines, tmp_path) -> None:
@@ -90,7 +110,9 @@ def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:
     assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a $\\frac{1}$ b", "名前", "x" * 300])
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "a $\\frac{1}$ b", "名前", "x" * 300]
+)
 def test_any_task_name_can_be_drawn_and_is_text(run, name) -> None:
     odd = {**run, "task_names": [name, "two", "three"]}
     for kind in ("forgetting", "focus_on_now", "accuracy_matrix"):
@@ -104,7 +126,11 @@ def test_an_inline_figure_takes_the_colour_of_the_page_and_needs_no_file(run, li
         text = figure_style.inline_svg(figure, name)
         assert "currentColor" in text
         assert figure_style.INK not in text
-        assert not [link for link in re.findall(r'href="([^"]*)"', text) if not link.startswith(("#", "data:image/png"))]
+        assert not [
+            link
+            for link in re.findall(r'href="([^"]*)"', text)
+            if not link.startswith(("#", "data:image/png"))
+        ]
 
 
 def test_a_percent_axis_ends_above_everything_that_shares_it() -> None:

@@ -22,7 +22,9 @@ def drawn(seed: int, images: int = 200, classes: int = 5) -> tuple[Tensor, Tenso
 
 def test_a_perfect_prediction_has_no_error() -> None:
     labels = torch.arange(4)
-    assert metrics.quality(torch.eye(4), labels) == metrics.Quality(accuracy=100.0, nll=0.0, brier=0.0, ece=0.0)
+    assert metrics.quality(torch.eye(4), labels) == metrics.Quality(
+        accuracy=100.0, nll=0.0, brier=0.0, ece=0.0
+    )
 
 
 def test_a_uniform_prediction_has_the_closed_form_values() -> None:
@@ -37,22 +39,32 @@ def test_a_uniform_prediction_has_the_closed_form_values() -> None:
 def test_accuracy_and_nll_agree_with_scikit_learn() -> None:
     probabilities, labels = drawn(0)
     found = metrics.quality(probabilities, labels)
-    assert found.accuracy == pytest.approx(100 * accuracy_score(labels.numpy(), probabilities.argmax(-1).numpy()))
+    assert found.accuracy == pytest.approx(
+        100 * accuracy_score(labels.numpy(), probabilities.argmax(-1).numpy())
+    )
     exact = probabilities.double().numpy()
-    assert found.nll == pytest.approx(log_loss(labels.numpy(), exact / exact.sum(1, keepdims=True)), rel=1e-5)
+    assert found.nll == pytest.approx(
+        log_loss(labels.numpy(), exact / exact.sum(1, keepdims=True)), rel=1e-5
+    )
 
 
 def test_brier_is_the_sum_of_binary_brier_scores() -> None:
     from sklearn.metrics import brier_score_loss
 
     probabilities, labels = drawn(1)
-    parts = [brier_score_loss((labels == c).numpy(), probabilities[:, c].double().numpy()) for c in range(5)]
+    parts = [
+        brier_score_loss((labels == c).numpy(), probabilities[:, c].double().numpy())
+        for c in range(5)
+    ]
     assert metrics.brier(probabilities, labels) == pytest.approx(sum(parts), rel=1e-5)
 
 
 def test_ece_agrees_with_a_plain_loop_over_the_bins() -> None:
     probabilities, labels = drawn(2)
-    confidence, right = probabilities.max(-1).values.numpy(), (probabilities.argmax(-1) == labels).numpy()
+    confidence, right = (
+        probabilities.max(-1).values.numpy(),
+        (probabilities.argmax(-1) == labels).numpy(),
+    )
     total, edges = 0.0, np.linspace(0, 1, 16)
     for low, high in pairwise(edges):
         inside = (confidence > low) & (confidence <= high)
@@ -63,7 +75,10 @@ def test_ece_agrees_with_a_plain_loop_over_the_bins() -> None:
 
 def test_reliability_bins_hold_every_image_and_the_same_ece() -> None:
     probabilities, labels = drawn(3)
-    bins = {name: np.array(values) for name, values in metrics.reliability(probabilities, labels).items()}
+    bins = {
+        name: np.array(values)
+        for name, values in metrics.reliability(probabilities, labels).items()
+    }
     assert bins["images"].sum() == 200
     gaps = bins["images"] * np.abs(bins["accuracy"] - bins["confidence"])
     assert gaps.sum() / 200 == pytest.approx(metrics.ece(probabilities, labels), abs=1e-6)
@@ -98,7 +113,9 @@ def test_entropy_is_largest_for_the_uniform_distribution() -> None:
 def test_mutual_information_is_zero_in_agreement_and_log_two_in_full_disagreement() -> None:
     one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     assert metrics.mutual_information(torch.stack([one, one])).item() == 0.0
-    assert metrics.mutual_information(torch.stack([one, other])).item() == pytest.approx(math.log(2))
+    assert metrics.mutual_information(torch.stack([one, other])).item() == pytest.approx(
+        math.log(2)
+    )
 
 
 @given(st.integers(0, 10_000))
@@ -110,9 +127,14 @@ def test_mutual_information_lies_between_zero_and_the_entropy(seed: int) -> None
     assert (information <= metrics.entropy(sampled.mean(0)) + 1e-6).all()
 
 
-@given(st.lists(st.floats(0, 5, width=32), min_size=2, max_size=20), st.lists(st.floats(0, 5, width=32), min_size=2, max_size=20))
+@given(
+    st.lists(st.floats(0, 5, width=32), min_size=2, max_size=20),
+    st.lists(st.floats(0, 5, width=32), min_size=2, max_size=20),
+)
 @settings(max_examples=40, deadline=None)
-def test_auroc_agrees_with_scikit_learn_also_with_ties(seen: list[float], unseen: list[float]) -> None:
+def test_auroc_agrees_with_scikit_learn_also_with_ties(
+    seen: list[float], unseen: list[float]
+) -> None:
     found = metrics.unseen_auroc(torch.tensor(seen), torch.tensor(unseen))
     expected = roc_auc_score([0] * len(seen) + [1] * len(unseen), seen + unseen)
     assert found == pytest.approx(expected, abs=1e-6)

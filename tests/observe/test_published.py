@@ -19,14 +19,23 @@ def test_every_printed_average_is_the_mean_of_its_tasks() -> None:
     lines = published._lines()
     for line in lines:
         *tasks, average = published._cells(line)
-        assert average.value == pytest.approx(statistics.mean(task.value for task in tasks), abs=0.011), line
-    assert len({(line["scenario"], line["method"], line["moment"]) for line in lines}) == len(lines) == 64
+        assert average.value == pytest.approx(
+            statistics.mean(task.value for task in tasks), abs=0.011
+        ), line
+    assert (
+        len({(line["scenario"], line["method"], line["moment"]) for line in lines})
+        == len(lines)
+        == 64
+    )
 
 
 def test_what_does_not_change_after_its_task_is_printed_twice_with_the_same_number() -> None:
     """The last task ends with the run, so its @TS is its @Fin."""
     lines = [line for line in published._lines() if not line["scenario"].startswith("gradual")]
-    last = {moment: [published._cells(line)[-2] for line in lines if line["moment"] == moment] for moment in ("ts", "fin")}
+    last = {
+        moment: [published._cells(line)[-2] for line in lines if line["moment"] == moment]
+        for moment in ("ts", "fin")
+    }
     assert len(last["ts"]) == 26
     assert last["ts"] == last["fin"]
 
@@ -38,7 +47,10 @@ def test_our_line_is_under_the_papers(grid: Runs) -> None:
     assert names[names.index("paper: fedavg") + 1] == "fedavg"
     assert names[names.index("paper: fedbnn") + 1] == "fedbnn"
     assert "fcil" not in names  # the paper has no such line on this scenario
-    printed, ours = (next(row for row in tables[1].rows if row.name == name).cells for name in ("paper: fedbnn", "fedbnn"))
+    printed, ours = (
+        next(row for row in tables[1].rows if row.name == name).cells
+        for name in ("paper: fedbnn", "fedbnn")
+    )
     assert (printed[0].value, printed[0].spread, printed[-1].value) == (22.23, 1.24, 14.59)
     mine = [run["task_aware"] for run in grid if run["method"] == "fedbnn"]
     assert ours[0].value == pytest.approx(statistics.mean(part["fin"][0] for part in mine))
@@ -46,15 +58,32 @@ def test_our_line_is_under_the_papers(grid: Runs) -> None:
 
 
 def test_both_heads_of_a_method_stand_under_its_line(grid: Runs) -> None:
-    both = [{**run, "linear": {name: run[name] for name in ("task_aware", "class_agnostic", "fon", "novelty")}} for run in grid]
-    titles = {table.title: table for table in comparison_tables.of_comparison(beside(both, "gradual_ti"))}
-    names = [row.name for row in titles["task-aware accuracy @Fin beside the paper, in percent"].rows]
+    both = [
+        {
+            **run,
+            "linear": {
+                name: run[name] for name in ("task_aware", "class_agnostic", "fon", "novelty")
+            },
+        }
+        for run in grid
+    ]
+    titles = {
+        table.title: table for table in comparison_tables.of_comparison(beside(both, "gradual_ti"))
+    }
+    names = [
+        row.name for row in titles["task-aware accuracy @Fin beside the paper, in percent"].rows
+    ]
     assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn, linear rows"]
-    assert "task-aware accuracy @TS beside the paper, in percent" not in titles  # the paper gives no @TS of gradual streams
+    assert (
+        "task-aware accuracy @TS beside the paper, in percent" not in titles
+    )  # the paper gives no @TS of gradual streams
 
 
 def test_the_presets_that_follow_the_paper_stand_under_its_line(grid: Runs) -> None:
-    renamed = [{**run, "method": run["method"].replace("fedavg", "fedbnn_authors")} for run in beside(grid, "small_ti")]
+    renamed = [
+        {**run, "method": run["method"].replace("fedavg", "fedbnn_authors")}
+        for run in beside(grid, "small_ti")
+    ]
     names = [row.name for row in published.beside(renamed)[0].rows]
     assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn_authors"]
 
@@ -64,5 +93,7 @@ def test_runs_of_two_scenarios_have_nothing_beside_them(grid: Runs) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["toy, three tasks", "cifar100_ci"])
-def test_another_scenario_or_other_tasks_have_nothing_beside_them(grid: Runs, scenario: str) -> None:
+def test_another_scenario_or_other_tasks_have_nothing_beside_them(
+    grid: Runs, scenario: str
+) -> None:
     assert published.beside(beside(grid, scenario)) == []

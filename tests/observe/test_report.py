@@ -17,10 +17,13 @@ from PIL import Image
 from scipy.stats import t as student
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import config_differences, report, summary, sweeps
+from fedbnn.report import config_differences, summary, sweeps
+from fedbnn.report import page as report
 from fedbnn.storage.environment import environment
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 QUIET += " --disable-component-update --disable-sync --enable-logging=stderr"
 WINDOW = (1000, 7000)
@@ -53,7 +56,11 @@ class Shape(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        self.loads += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href", "srcset", "data")
+        ]
 
 
 def test_the_page_of_a_run_has_its_figures_numbers_and_sources(page, run) -> None:
@@ -83,7 +90,9 @@ def test_the_page_of_a_comparison_has_tables_in_every_format(comparison) -> None
     assert shape.tags["table"] == 12
     assert "Three &lt;toy&gt; tasks" in comparison.read_text()
     assert 'class="best"' in comparison.read_text()
-    tex, md, csv = ((comparison.parent / f"tables.{kind}").read_text() for kind in ("tex", "md", "csv"))
+    tex, md, csv = (
+        (comparison.parent / f"tables.{kind}").read_text() for kind in ("tex", "md", "csv")
+    )
     assert tex.count(r"\begin{tabular}") == len(re.findall(r"^\| ---", md, re.M)) == 11
     assert len({line.rsplit(",", 4)[0] for line in csv.splitlines()[1:]}) == 11
 
@@ -95,9 +104,13 @@ def swept(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, method, value in product((0, 1), ("fedbnn", "fedavg"), ("5", "10")):
         run_dir = root / f"{method}-s{seed}-{value}"
         shutil.copytree(comparison.parents[1] / f"{method}-{seed}", run_dir)
-        (run_dir / "config.yaml").write_text(f"name: toy\nmethod: {{name: {method}}}\nclient: {{epochs: {value}}}\n")
+        (run_dir / "config.yaml").write_text(
+            f"name: toy\nmethod: {{name: {method}}}\nclient: {{epochs: {value}}}\n"
+        )
         values[run_dir] = value
-    return report.write_sweep("client.epochs", values, root / "made", "toy, client.epochs = 5, 10").page
+    return report.write_sweep(
+        "client.epochs", values, root / "made", "toy, client.epochs = 5, 10"
+    ).page
 
 
 def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(swept) -> None:
@@ -109,23 +122,44 @@ def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(
     assert '<th scope="row">client.epochs</th><td>5</td><td>10</td><td>5</td><td>10</td>' in text
     assert "Configuration of fedbnn-s0-5 (config.yaml)" in text
     assert all(f"fedavg {value}" in (swept.parent / "tables.md").read_text() for value in (5, 10))
-    assert sorted(path.name for path in (swept.parent / "figures").iterdir()) == ["focus_on_now.png", "sweep.png"]
+    assert sorted(path.name for path in (swept.parent / "figures").iterdir()) == [
+        "focus_on_now.png",
+        "sweep.png",
+    ]
 
 
 @pytest.mark.parametrize("varied", ["fedbnn", "fedavg"])
 def test_a_sweep_of_one_method_has_its_differences_once(grid, varied) -> None:
-    runs = [(value, run) for run in grid for value in (("1", "2") if run["method"] == varied else (None,))]
+    runs = [
+        (value, run)
+        for run in grid
+        for value in (("1", "2") if run["method"] == varied else (None,))
+    ]
     [paired] = [table for table in sweeps.tables("lr", runs) if table.title.startswith("Paired")]
     assert len([row for row in paired.rows if "fedavg" in row.name]) == 2
     assert "fedbnn ends" in summary.of_sweep("lr", sweeps.points(runs))
 
 
 def test_the_settings_that_differ_are_found_and_those_of_one_run_are_not() -> None:
-    one = {"seed": 0, "run_dir": None, "method": {"name": "fedavg"}, "client": {"lr": 0.1, "sizes": [1, 2], "on": True}}
-    other = {"seed": 1, "run_dir": "b", "method": {"name": "ewc", "weight": 2}, "client": {"lr": 0.1, "sizes": [1], "on": None}}
+    one = {
+        "seed": 0,
+        "run_dir": None,
+        "method": {"name": "fedavg"},
+        "client": {"lr": 0.1, "sizes": [1, 2], "on": True},
+    }
+    other = {
+        "seed": 1,
+        "run_dir": "b",
+        "method": {"name": "ewc", "weight": 2},
+        "client": {"lr": 0.1, "sizes": [1], "on": None},
+    }
     found = config_differences.between({"fedavg": one, "ewc": other})
     assert found.names == ("fedavg", "ewc")
-    assert found.lines == {"client.sizes": ("[1, 2]", "[1]"), "client.on": ("true", "null"), "method.weight": ("–", "2")}
+    assert found.lines == {
+        "client.sizes": ("[1, 2]", "[1]"),
+        "client.on": ("true", "null"),
+        "method.weight": ("–", "2"),
+    }
 
 
 def test_writing_twice_gives_the_same_page(page) -> None:
@@ -148,7 +182,9 @@ def test_the_summary_of_a_run_gives_both_regimes_with_their_chance(run) -> None:
 
 def shifted(grid: list, method: str, points: list[float]) -> list:
     """The same runs, with the final class-agnostic accuracy of one method moved seed by seed around that of fedavg."""
-    base = {run["seed"]: run["class_agnostic"]["avg_fin"] for run in grid if run["method"] == "fedavg"}
+    base = {
+        run["seed"]: run["class_agnostic"]["avg_fin"] for run in grid if run["method"] == "fedavg"
+    }
     copies = json.loads(json.dumps(grid))
     for run in copies:
         if run["method"] == method:
@@ -161,11 +197,16 @@ def shifted(grid: list, method: str, points: list[float]) -> list:
     [
         ([3.0, 3.1, 2.9], "fedbnn is 3.0 points above fedavg."),
         ([-3.0, -3.1, -2.9], "fedbnn is 3.0 points below fedavg."),
-        ([3.0, -1.0, -0.5], "fedbnn is 0.5 points above fedavg, which is within the noise of the seeds."),
+        (
+            [3.0, -1.0, -0.5],
+            "fedbnn is 0.5 points above fedavg, which is within the noise of the seeds.",
+        ),
         ([0.0, 0.0, 0.0], "fedbnn and fedavg end level."),
     ],
 )
-def test_the_summary_of_a_comparison_is_honest_about_wins_losses_and_noise(grid, points, words) -> None:
+def test_the_summary_of_a_comparison_is_honest_about_wins_losses_and_noise(
+    grid, points, words
+) -> None:
     assert words in summary.of_comparison(shifted(grid, "fedbnn", points))
 
 
@@ -187,10 +228,18 @@ def test_one_seed_is_never_clear(grid) -> None:
 def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
     high = shifted(shifted(grid, "fcil", [40.0] * 3), "fedbnn", [5.0] * 3)
     text = summary.of_comparison(high)
-    assert re.search(r"fedbnn ends highest, at [0-9.]+ %\. fcil ends at [0-9.]+ % with the help of 200 stored images", text)
-    bounded = [run | ({"notes": {"bound": "upper: all images"}} if run["method"] == "fedbnn" else {}) for run in high]
+    assert re.search(
+        r"fedbnn ends highest, at [0-9.]+ %\. fcil ends at [0-9.]+ % with the help of 200 stored images",
+        text,
+    )
+    bounded = [
+        run | ({"notes": {"bound": "upper: all images"}} if run["method"] == "fedbnn" else {})
+        for run in high
+    ]
     text = summary.of_comparison(bounded, reference="fedavg")
-    assert re.search(r"fedavg ends at [0-9.]+ %\. The upper bound fedbnn \(all images\) ends at", text)
+    assert re.search(
+        r"fedavg ends at [0-9.]+ %\. The upper bound fedbnn \(all images\) ends at", text
+    )
     assert "highest" not in text
     assert "fedavg is 5.0 points below fedbnn." in text
 
@@ -225,18 +274,29 @@ def look(page: Path, folder: Path) -> Seen:
     text = text.replace("<pre>name: toy", "<pre>" + "line\n" * CONFIG_LINES)
     copy, screen, printed = (folder / f"copy.{kind}" for kind in ("html", "png", "pdf"))
     copy.write_text(text.replace("</body>", f"{PROBE}</body>"))
-    command = [str(CHROMIUM), *QUIET.split(), f"--user-data-dir={folder / 'profile'}", "--window-size={},{}".format(*WINDOW)]
+    command = [
+        str(CHROMIUM),
+        *QUIET.split(),
+        f"--user-data-dir={folder / 'profile'}",
+        "--window-size={},{}".format(*WINDOW),
+    ]
     asked = ["--dump-dom", f"--screenshot={screen}", f"--print-to-pdf={printed}", copy.as_uri()]
-    shown = subprocess.run([*command, *asked], capture_output=True, text=True, check=True, timeout=240)
+    shown = subprocess.run(
+        [*command, *asked], capture_output=True, text=True, check=True, timeout=240
+    )
     [title] = re.findall("<title>(.*?)</title>", shown.stdout)[:1]
     with Image.open(screen) as image:
         pixels = np.asarray(image.convert("RGB"))
-    return Seen(**json.loads(unescape(title)), screen=pixels, printed=printed.read_bytes(), log=shown.stderr)
+    return Seen(
+        **json.loads(unescape(title)), screen=pixels, printed=printed.read_bytes(), log=shown.stderr
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("kind", ["page", "comparison", "swept"])
-def test_a_real_browser_draws_every_figure_fits_a_phone_and_prints_all(kind, request, tmp_path) -> None:
+def test_a_real_browser_draws_every_figure_fits_a_phone_and_prints_all(
+    kind, request, tmp_path
+) -> None:
     seen = look(request.getfixturevalue(kind), tmp_path)
     assert seen.log.count("CONSOLE") == seen.log.count("the probe was here") == 1
     assert seen.cut <= 0

@@ -11,7 +11,9 @@ from fedbnn.evaluation.results import Facts, results
 def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> None:
     found = results(lines, facts)
     for regime in ("task_aware", "class_agnostic"):
-        assert found[regime]["ts"] == [lines[end - 1]["tasks"][task][regime]["accuracy"] for task, end in enumerate((4, 8, 12))]
+        assert found[regime]["ts"] == [
+            lines[end - 1]["tasks"][task][regime]["accuracy"] for task, end in enumerate((4, 8, 12))
+        ]
         assert found[regime]["fin"] == [task[regime]["accuracy"] for task in lines[-1]["tasks"]]
         assert found[regime]["matrix"][0][1:] == [None, None]
         assert found[regime]["avg_fin"] == pytest.approx(sum(found[regime]["fin"]) / 3)
@@ -19,7 +21,10 @@ def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> 
 
 def test_further_evaluations_between_task_ends_do_not_move_ts(lines, facts) -> None:
     between = {**lines[5], "tasks": [None, None, None]}
-    between["tasks"][0] = {**lines[3]["tasks"][0], "task_aware": {"accuracy": 0.0, "nll": 9.0, "brier": 1.0, "ece": 1.0}}
+    between["tasks"][0] = {
+        **lines[3]["tasks"][0],
+        "task_aware": {"accuracy": 0.0, "nll": 9.0, "brier": 1.0, "ece": 1.0},
+    }
     changed = [*lines[:5], between, *lines[6:]]
     assert results(changed, facts)["task_aware"] == results(lines, facts)["task_aware"]
 
@@ -56,8 +61,12 @@ def test_costs_are_sums_and_incidents_are_listed(lines, facts) -> None:
     found = results(lines, facts)
     assert found["seconds"] == pytest.approx(18.0)
     assert found["bytes_up"] == 12 * 120_000
-    assert found["failed"] == [{"round": 5, "client": 4, "reason": "diverged: the loss is not finite"}]
-    assert found["refused"] == [{"round": 7, "client": 7, "reason": "influence 1e6 times the median"}]
+    assert found["failed"] == [
+        {"round": 5, "client": 4, "reason": "diverged: the loss is not finite"}
+    ]
+    assert found["refused"] == [
+        {"round": 7, "client": 7, "reason": "influence 1e6 times the median"}
+    ]
 
 
 def test_an_unfinished_run_has_what_it_has(lines, facts) -> None:
@@ -75,11 +84,22 @@ def test_results_are_json_with_the_promised_keys(lines, facts) -> None:
     promised = "method scenario seed rounds task_names chance task_aware class_agnostic fon nll brier ece novelty seconds"
     promised += " bytes_up bytes_down"
     assert set(promised.split()) | {"replay_images", "notes"} <= set(found)
-    assert {"ts", "fin", "avg_ts", "avg_fin", "forgetting", "backward_transfer", "matrix", "nll"} <= set(found["task_aware"])
+    assert {
+        "ts",
+        "fin",
+        "avg_ts",
+        "avg_fin",
+        "forgetting",
+        "backward_transfer",
+        "matrix",
+        "nll",
+    } <= set(found["task_aware"])
     assert found["nll"] == found["class_agnostic"]["nll"]
 
 
-def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_classes_were_unseen(lines) -> None:
+def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_classes_were_unseen(
+    lines,
+) -> None:
     found = diagnostics.last(lines)
     assert found["reliability"]["round"] == 12
     assert found["uncertainty"]["round"] == 8
@@ -88,8 +108,12 @@ def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_cla
 
 def test_the_second_head_has_the_same_measures_and_its_own_values(lines, facts) -> None:
     second = [{key: line[key] for key in ("fon", "tasks", "novelty")} for line in reversed(lines)]
-    both = results([{**line, "linear": other} for line, other in zip(lines, second, strict=True)], facts)
+    both = results(
+        [{**line, "linear": other} for line, other in zip(lines, second, strict=True)], facts
+    )
     turned = results([{**line, **other} for line, other in zip(lines, second, strict=True)], facts)
     assert {name: turned[name] for name in both["linear"]} == both["linear"]
-    assert {name: both[name] for name in both["linear"]} == {name: results(lines, facts)[name] for name in both["linear"]}
+    assert {name: both[name] for name in both["linear"]} == {
+        name: results(lines, facts)[name] for name in both["linear"]
+    }
     assert "linear" not in results(lines, facts)

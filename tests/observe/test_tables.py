@@ -32,7 +32,9 @@ def test_means_and_deviations_are_over_the_seeds(grid) -> None:
     assert found.spread == pytest.approx(statistics.stdev(values))
 
 
-def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_store_nothing(grid) -> None:
+def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_store_nothing(
+    grid,
+) -> None:
     grid[-1]["task_aware"]["avg_ts"] = 1000.0
     summary = of_comparison(grid)[0]
     column = {row.name: cell(summary, row.name, "aware @TS") for row in summary.rows[:-1]}
@@ -46,13 +48,17 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_s
 
 def test_who_prints_the_same_number_shares_the_crown(grid) -> None:
     for run in grid:
-        run["task_aware"]["avg_ts"] = {"fedbnn": 90.02, "fedavg": 89.96, "fcil": 95.0}[run["method"]]
+        run["task_aware"]["avg_ts"] = {"fedbnn": 90.02, "fedavg": 89.96, "fcil": 95.0}[
+            run["method"]
+        ]
     summary = comparison_tables.averages(grid)
     assert [row.name for row in summary.rows if row.cells[0].best] == ["fedbnn", "fedavg"]
 
 
 def test_a_bound_wins_nothing(grid) -> None:
-    bound = [{**run, "notes": {"bound": "upper"}} if run["method"] == "fedavg" else run for run in grid]
+    bound = [
+        {**run, "notes": {"bound": "upper"}} if run["method"] == "fedavg" else run for run in grid
+    ]
     for run in bound:
         if run["method"] == "fedavg":
             run["task_aware"]["avg_ts"] = 2000.0
@@ -76,7 +82,9 @@ def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_cos
     made = of_comparison(both)
     name = f"{grid[0]['method']}, linear rows"
     assert cell(made[0], name, "aware @Fin").value == 1.0
-    assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(of_comparison(grid)[0], grid[0]["method"], "aware @Fin")
+    assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(
+        of_comparison(grid)[0], grid[0]["method"], "aware @Fin"
+    )
     assert made[-1] == of_comparison(grid)[-1]
 
 
@@ -99,13 +107,19 @@ def test_the_main_tables_are_the_accuracies_and_the_others_come_after_them(grid)
 
 def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> None:
     table = next(one for one in of_comparison(grid) if one.title.startswith("Focus-on-Now"))
-    mine = [[value for value in run["fon"]["task_aware"] if value is not None] for run in grid if run["method"] == "fedavg"]
+    mine = [
+        [value for value in run["fon"]["task_aware"] if value is not None]
+        for run in grid
+        if run["method"] == "fedavg"
+    ]
     expected = statistics.mean(statistics.mean(values) for values in mine)
     assert cell(table, "fedavg", "task-aware").value == pytest.approx(expected)
 
 
 def test_a_seed_without_its_partner_is_not_compared(grid) -> None:
-    paired = of_comparison([run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}])[1]
+    paired = of_comparison(
+        [run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}]
+    )[1]
     assert cell(paired, "fedbnn − fedavg", "aware @TS").spread is None
     assert not [table for table in of_comparison(grid[3:]) if table.title.startswith("Paired")]
 
@@ -142,7 +156,9 @@ def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert len(rows) == 2 + len(summary.rows)
-    assert text.count("**") == 2 * (1 + sum(cell.best for row in summary.rows for cell in row.cells))
+    assert text.count("**") == 2 * (
+        1 + sum(cell.best for row in summary.rows for cell in row.cells)
+    )
 
 
 def test_latex_escapes_and_balances(grid) -> None:

@@ -36,9 +36,13 @@ def run_dir(tmp_path) -> Path:
     return directory
 
 
-def started(run_dir: Path, track: Track, said: list[str], committed: int = 0, record=None) -> Tracker:
+def started(
+    run_dir: Path, track: Track, said: list[str], committed: int = 0, record=None
+) -> Tracker:
     tracker = Tracker(track, run_dir, said.append)
-    tracker.start({"method": {"name": "fedbnn"}, "seed": 0}, "quickstart", "fedbnn-0", committed, record)
+    tracker.start(
+        {"method": {"name": "fedbnn"}, "seed": 0}, "quickstart", "fedbnn-0", committed, record
+    )
     return tracker
 
 
@@ -51,8 +55,15 @@ def _read(path: Path) -> tuple[dict, dict]:
     description, history = {}, {}
     for record in _closed(path):
         if record.HasField("run"):
-            description = {"id": record.run.run_id, "group": record.run.run_group, "name": record.run.display_name}
-        items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+            description = {
+                "id": record.run.run_id,
+                "group": record.run.run_group,
+                "name": record.run.display_name,
+            }
+        items = {
+            (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+            for item in record.history.item
+        }
         if "round" in items:
             history.setdefault(items["round"], []).append(items)
     return description, history
@@ -64,7 +75,9 @@ def _closed(path: Path) -> list:
 
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        found = [wandb_internal_pb2.Record.FromString(data) for data in _log_records(path.read_bytes())]
+        found = [
+            wandb_internal_pb2.Record.FromString(data) for data in _log_records(path.read_bytes())
+        ]
         if any(record.HasField("exit") for record in found):
             return found
         time.sleep(0.05)
@@ -97,7 +110,9 @@ def test_an_offline_run_has_each_round_once_with_the_round_as_axis(run_dir, line
     assert description["name"] == "fedbnn-0"
     assert sorted(history) == list(range(1, 13))
     assert history[4][0]["fon/task_aware"] == lines[3]["fon"]["task_aware"]
-    assert said == [f"W&B is offline; to upload this run later: wandb sync {run_dir}/wandb/offline-run-*"]
+    assert said == [
+        f"W&B is offline; to upload this run later: wandb sync {run_dir}/wandb/offline-run-*"
+    ]
     assert records.read(run_dir) == lines
 
 
@@ -154,18 +169,24 @@ tracker.finish({"a": 1}, [])
 
 def in_a_process_of_its_own(run_dir: Path) -> tuple[list[str], str]:
     """What a run says through us, and what it says besides."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(run_dir)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(run_dir)], capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines(), done.stderr
 
 
 def test_auto_without_a_key_is_offline_and_wandb_itself_is_quiet(run_dir) -> None:
     said, besides = in_a_process_of_its_own(run_dir)
-    assert said == [f"W&B is offline; to upload this run later: wandb sync {run_dir}/wandb/offline-run-*"]
+    assert said == [
+        f"W&B is offline; to upload this run later: wandb sync {run_dir}/wandb/offline-run-*"
+    ]
     assert besides == ""
     assert list(mirrored(run_dir)[0][1]) == [1]
 
 
-def test_an_unreachable_server_leaves_an_offline_run_and_the_key_nowhere(run_dir, monkeypatch) -> None:
+def test_an_unreachable_server_leaves_an_offline_run_and_the_key_nowhere(
+    run_dir, monkeypatch
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     said, besides = in_a_process_of_its_own(run_dir)
     assert len(said) == 2
@@ -174,7 +195,9 @@ def test_an_unreachable_server_leaves_an_offline_run_and_the_key_nowhere(run_dir
     assert list(mirrored(run_dir)[0][1]) == [1]
     assert besides == ""
     assert KEY not in "".join(said)
-    assert not [path for path in run_dir.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not [
+        path for path in run_dir.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()
+    ]
 
 
 def test_off_opens_nothing(run_dir, lines) -> None:
@@ -198,7 +221,9 @@ def test_wandb_not_installed_is_said_once(run_dir, lines, run, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), ConnectionError("gone"), "own"])
-def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(run_dir, lines, run, monkeypatch, error) -> None:
+def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(
+    run_dir, lines, run, monkeypatch, error
+) -> None:
     said: list[str] = []
     tracker = started(run_dir, Track("offline"), said)
     handle = tracker.mirror._run
@@ -219,5 +244,10 @@ def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(run_dir, lines
 
 
 def test_nested_records_become_flat_names() -> None:
-    record = {"round": 1, "fon": {"task_aware": 2.0}, "tasks": [None, {"chance": 50.0}], "nothing": None}
+    record = {
+        "round": 1,
+        "fon": {"task_aware": 2.0},
+        "tasks": [None, {"chance": 50.0}],
+        "nothing": None,
+    }
     assert records.flat(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}

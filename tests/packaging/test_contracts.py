@@ -12,7 +12,7 @@ PACKAGES = ("fedbnn", "lightning_modules", "datamodules")
 BREACHES = {
     "fedbnn/breach.py": [
         ("import datamodules.stream", "fedbnn imports none of ours"),
-        ("import lightning_modules.work", "fedbnn imports none of ours"),
+        ("import lightning_modules.client_runner", "fedbnn imports none of ours"),
         ("import fedbnn.cli.main", "only the command line imports the commands"),
         ("import wandb", "wandb has one door"),
         ("import flwr", "flwr has one door"),
@@ -21,7 +21,7 @@ BREACHES = {
         ("def f():\n    import pytorch_lightning", "fedbnn does without pytorch_lightning"),
     ],
     "datamodules/breach.py": [
-        ("import lightning_modules.work", "never import each other"),
+        ("import lightning_modules.client_runner", "never import each other"),
         ("import wandb", "wandb has one door"),
         ("import fedbnn.cli.main", "only the command line imports the commands"),
     ],
@@ -37,9 +37,16 @@ def verdicts(folder: Path) -> dict[str, str]:
     """KEPT or BROKEN for each contract, as import-linter sees the code in this folder."""
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--no-logo"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if " KEPT" in line or line.endswith("BROKEN") or " BROKEN (" in line]
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if " KEPT" in line or line.endswith("BROKEN") or " BROKEN (" in line
+    ]
     assert lines, done.stdout + done.stderr
-    return {line.split(" KEPT")[0].split(" BROKEN")[0]: "KEPT" if " KEPT" in line else "BROKEN" for line in lines}
+    return {
+        line.split(" KEPT")[0].split(" BROKEN")[0]: "KEPT" if " KEPT" in line else "BROKEN"
+        for line in lines
+    }
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +55,9 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy")
     shutil.copy(ROOT / "pyproject.toml", folder)
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return folder
 
 
@@ -56,7 +65,9 @@ def test_all_contracts_hold(copied: Path) -> None:
     assert set(verdicts(copied).values()) == {"KEPT"}
 
 
-@pytest.mark.parametrize(("file", "code", "contract"), CASES, ids=[f"{file}: {code}" for file, code, _ in CASES])
+@pytest.mark.parametrize(
+    ("file", "code", "contract"), CASES, ids=[f"{file}: {code}" for file, code, _ in CASES]
+)
 def test_a_breach_is_noticed(copied: Path, file: str, code: str, contract: str) -> None:
     breach = copied / file
     breach.write_text(f"{code}\n")

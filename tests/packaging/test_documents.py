@@ -11,7 +11,9 @@ from fedbnn.errors import Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-PLACES = re.compile(r"(?<![\w/.-])(?:fedbnn|datamodules|lightning_modules|conf|tests)/[\w/.-]*\w+\.(?:py|yaml)")
+PLACES = re.compile(
+    r"(?<![\w/.-])(?:fedbnn|datamodules|lightning_modules|conf|tests)/[\w/.-]*\w+\.(?:py|yaml)"
+)
 TABLE_ROW = re.compile(r"^\| `?([\w:]+)`? \|", re.MULTILINE)
 
 
@@ -27,7 +29,9 @@ def test_the_table_of_data_sets_is_complete() -> None:
 
 def test_the_table_of_exit_codes_is_complete() -> None:
     section = README.partition("## What you can rely on")[2].partition("\n## ")[0]
-    assert [code for code in TABLE_ROW.findall(section) if code.isdigit()] == [str(int(code)) for code in Exit]
+    assert [code for code in TABLE_ROW.findall(section) if code.isdigit()] == [
+        str(int(code)) for code in Exit
+    ]
 
 
 @pytest.mark.parametrize("part", ["method", "scenario", "data set", "engine"])

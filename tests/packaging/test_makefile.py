@@ -14,8 +14,12 @@ TARGETS = ("help", "demo", "test", "test-slow", "lint", "bench", "clean")
 
 def make(folder: Path, *words: str) -> str:
     """The standard output of make in a folder."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    return subprocess.run(["make", *words], cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
+    }
+    return subprocess.run(
+        ["make", *words], cwd=folder, env=environment, check=True, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.fixture
@@ -66,5 +70,9 @@ def test_a_change_of_what_is_needed_installs_again(project: Path, name: str) -> 
 def test_ci_runs_make_test_and_nothing_else() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    commands = [line for line in script.read_text().splitlines() if line and not line.startswith(("#", "set ", "cd "))]
+    commands = [
+        line
+        for line in script.read_text().splitlines()
+        if line and not line.startswith(("#", "set ", "cd "))
+    ]
     assert commands == ["exec make test"]

@@ -13,9 +13,15 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-LINES = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+LINES = [
+    line
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
 PINNED = {canonicalize_name(line.split("==")[0]): Version(line.split("==")[1]) for line in LINES}
-REQUIRED = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["flower"]]]
+REQUIRED = [
+    Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["flower"]]
+]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -29,8 +35,14 @@ def test_what_is_declared_is_pinned_within_its_range(requirement: Requirement) -
 
 
 def test_broken_lightning_releases_are_excluded() -> None:
-    lightning = next(requirement for requirement in REQUIRED if requirement.name == "pytorch-lightning")
-    assert [version for version in ("2.6.1", "2.6.2", "2.6.3", "2.6.6") if version in lightning.specifier] == ["2.6.1", "2.6.6"]
+    lightning = next(
+        requirement for requirement in REQUIRED if requirement.name == "pytorch-lightning"
+    )
+    assert [
+        version
+        for version in ("2.6.1", "2.6.2", "2.6.3", "2.6.6")
+        if version in lightning.specifier
+    ] == ["2.6.1", "2.6.6"]
 
 
 def test_the_console_command_is_the_one_tested() -> None:

@@ -14,12 +14,14 @@ from fedbnn.storage.ledger import Ledger
 
 
 def state_of(number: int) -> State:
-    return State({"trunk": torch.full((5,), float(number))}, ("a", "b"), {"round": number})
+    return State({"backbone": torch.full((5,), float(number))}, ("a", "b"), {"round": number})
 
 
 def commit(ledger: Ledger, *rounds: int, privates: dict[int, bytes] | None = None) -> None:
     for number in rounds:
-        ledger.commit(number, state_of(number), privates or {}, {"round": number, "value": number / 3})
+        ledger.commit(
+            number, state_of(number), privates or {}, {"round": number, "value": number / 3}
+        )
 
 
 def client_files(run_dir: Path) -> list[str]:
@@ -49,31 +51,51 @@ def test_the_same_rounds_give_the_same_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         with Ledger(tmp_path / name) as ledger:
             commit(ledger, 1, 2, privates={4: b"four"})
-    written = [path for path in (tmp_path / "one").rglob("*") if path.is_file() and path.name != "lock"]
+    written = [
+        path for path in (tmp_path / "one").rglob("*") if path.is_file() and path.name != "lock"
+    ]
     files = {path.relative_to(tmp_path / "one") for path in written}
     assert files
-    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
+    assert all(
+        (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+        for file in files
+    )
 
 
 def test_retention_keeps_the_newest_rounds(tmp_path: Path) -> None:
     with Ledger(tmp_path, keep=2) as ledger:
         commit(ledger, 1, 2, 3, 4)
-    assert sorted(path.name for path in (tmp_path / "state").glob("round-*")) == ["round-000003", "round-000004"]
+    assert sorted(path.name for path in (tmp_path / "state").glob("round-*")) == [
+        "round-000003",
+        "round-000004",
+    ]
 
 
-def test_private_state_is_the_newest_of_each_client_and_written_once_per_change(tmp_path: Path) -> None:
+def test_private_state_is_the_newest_of_each_client_and_written_once_per_change(
+    tmp_path: Path,
+) -> None:
     with Ledger(tmp_path, keep=2) as ledger:
         commit(ledger, 1, privates={7: b"seven-1", 9: b"nine-1"})
         commit(ledger, 2, privates={7: b"seven-2"})
-        assert (ledger.private(7), ledger.private(9), ledger.private(8)) == (b"seven-2", b"nine-1", None)
-        assert client_files(tmp_path) == ["7-r1.safetensors", "7-r2.safetensors", "9-r1.safetensors"]
+        assert (ledger.private(7), ledger.private(9), ledger.private(8)) == (
+            b"seven-2",
+            b"nine-1",
+            None,
+        )
+        assert client_files(tmp_path) == [
+            "7-r1.safetensors",
+            "7-r2.safetensors",
+            "9-r1.safetensors",
+        ]
         commit(ledger, 3)
         assert client_files(tmp_path) == ["7-r2.safetensors", "9-r1.safetensors"]
     with Ledger(tmp_path, keep=2) as ledger:
         assert (ledger.private(7), ledger.private(9)) == (b"seven-2", b"nine-1")
 
 
-HISTORIES = st.lists(st.dictionaries(st.integers(0, 5), st.binary(max_size=4), max_size=3), min_size=1, max_size=6)
+HISTORIES = st.lists(
+    st.dictionaries(st.integers(0, 5), st.binary(max_size=4), max_size=3), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=20, deadline=None)
@@ -87,16 +109,26 @@ def test_private_state_equals_a_plain_dictionary(
             ledger.commit(number, state_of(number), privates, {})
             plain |= privates
     with Ledger(run_dir, keep) as ledger:
-        assert {client: ledger.private(client) for client in range(6)} == {client: plain.get(client) for client in range(6)}
-    assert len(client_files(run_dir)) <= sum(len(privates) for privates in history[-keep:]) + len(plain)
+        assert {client: ledger.private(client) for client in range(6)} == {
+            client: plain.get(client) for client in range(6)
+        }
+    assert len(client_files(run_dir)) <= sum(len(privates) for privates in history[-keep:]) + len(
+        plain
+    )
 
 
 def test_a_commit_writes_the_participants_only(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         commit(ledger, 1, privates=dict.fromkeys(range(200), b"x" * 1000))
-        before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "state" / "clients").iterdir()}
+        before = {
+            path.name: path.stat().st_mtime_ns
+            for path in (tmp_path / "state" / "clients").iterdir()
+        }
         commit(ledger, 2, privates={3: b"new"})
-        after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "state" / "clients").iterdir()}
+        after = {
+            path.name: path.stat().st_mtime_ns
+            for path in (tmp_path / "state" / "clients").iterdir()
+        }
     assert set(after) - set(before) == {"3-r2.safetensors"}
     assert all(after[name] == before[name] for name in before)
 

@@ -11,7 +11,12 @@ from fedbnn.state import State
 from fedbnn.storage import runs
 from fedbnn.storage.ledger import Ledger
 
-CONFIG = {"name": "x", "client": {"lr": 0.01, "betas": (0.9, 0.99)}, "engine": {"name": "serial"}, "run_dir": Path("runs/x")}
+CONFIG = {
+    "name": "x",
+    "client": {"lr": 0.01, "betas": (0.9, 0.99)},
+    "engine": {"name": "serial"},
+    "run_dir": Path("runs/x"),
+}
 
 
 def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
@@ -23,12 +28,17 @@ def test_the_same_configuration_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({**CONFIG, "client": {"lr": 0.1, "betas": (0.9, 0.99)}}, "client.lr was 0.01, now it is 0.1"),
+        (
+            {**CONFIG, "client": {"lr": 0.1, "betas": (0.9, 0.99)}},
+            "client.lr was 0.01, now it is 0.1",
+        ),
         ({**CONFIG, "client": {"lr": 0.01}}, r"client.betas was \[0.9, 0.99\], now it is absent"),
         ({**CONFIG, "seed": 3}, "seed was absent, now it is 3"),
     ],
 )
-def test_another_configuration_is_refused_by_the_name_of_its_key(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+def test_another_configuration_is_refused_by_the_name_of_its_key(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
     with Ledger(tmp_path) as ledger:
         runs.start(ledger, CONFIG)
         with pytest.raises(RunDirectoryError, match=message):

@@ -10,7 +10,9 @@ from fedbnn.storage.spool import Spool
 
 
 @pytest.mark.parametrize(("memory", "on_disk"), [(0, 3), (6, 2), (100, 0)])
-def test_what_does_not_fit_into_memory_is_on_disk(tmp_path: Path, memory: int, on_disk: int) -> None:
+def test_what_does_not_fit_into_memory_is_on_disk(
+    tmp_path: Path, memory: int, on_disk: int
+) -> None:
     spool = Spool(tmp_path, memory)
     for client in (10, 2, 33):
         spool.put(client, b"abcd%d" % client)
@@ -32,7 +34,9 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.binary(max_size=
 
 
 @given(steps=STEPS, memory=st.integers(0, 20))
-def test_it_is_a_dictionary_in_client_order(tmp_path_factory: pytest.TempPathFactory, steps: list, memory: int) -> None:
+def test_it_is_a_dictionary_in_client_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list, memory: int
+) -> None:
     spool, plain = Spool(tmp_path_factory.mktemp("spool"), memory), {}
     for put, client, payload in steps:
         if put:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 
 Private = Callable[[int], bytes | None]
 
@@ -15,7 +15,7 @@ class ClientFailed(Exception):
 class Worker(Protocol):
     """The client's side: all that happens where the data are."""
 
-    def perform(self, payload: bytes, client: int, private: bytes | None) -> Reply:
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         """Answer one order; raises `ClientFailed` with a reason a person can read."""
         ...
 
@@ -23,7 +23,9 @@ class Worker(Protocol):
 class Engine(Protocol):
     """The server's side of wherever the clients are. Answers may come in any order."""
 
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Reply | Failure]:
+    def gather(
+        self, payload: bytes, clients: Sequence[int], private: Private
+    ) -> Iterator[FitResult | Failure]:
         """Send the order to these clients and yield one answer (or failure) of each."""
         ...
 

@@ -8,12 +8,14 @@ import torch
 
 from fedbnn.errors import FedBNNError
 from fedbnn.federation.engines import ClientFailed, Worker
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 
 LOG = logging.getLogger(__name__)
 
 
-def answer(worker: Worker, payload: bytes, client: int, private: bytes | None) -> Reply | Failure:
+def answer(
+    worker: Worker, payload: bytes, client: int, private: bytes | None
+) -> FitResult | Failure:
     """The client's reply, or why there is none. The traceback of a defect goes to the log."""
     try:
         return worker.perform(payload, client, private)

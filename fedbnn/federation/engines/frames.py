@@ -42,7 +42,10 @@ class Decoder:
             body, end = _LENGTHS.size + head, _LENGTHS.size + head + blob
             if len(self._buffer) < end:
                 return
-            frame = Frame(_head(bytes(self._buffer[_LENGTHS.size : body])), bytes(memoryview(self._buffer)[body:end]))
+            frame = Frame(
+                _head(bytes(self._buffer[_LENGTHS.size : body])),
+                bytes(memoryview(self._buffer)[body:end]),
+            )
             del self._buffer[:end]
             yield frame
 

@@ -28,9 +28,13 @@ class Peer:
 
     def __init__(self, entry: str, config: Mapping[str, Any], log: Path | None) -> None:
         command = [sys.executable, "-m", "fedbnn.federation.engines.worker", str(os.getpid())]
-        stderr = None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        stderr = (
+            None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        )
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self._process = subprocess.Popen(command, **pipes, stderr=stderr, env=environment(), start_new_session=True)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(
+            command, **pipes, stderr=stderr, env=environment(), start_new_session=True
+        )  # type: ignore[call-overload]
         if stderr is not None:
             os.close(stderr)
         self.inlet, self.outlet = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -39,7 +43,12 @@ class Peer:
             _widen(pipe)
         self._outgoing: deque[memoryview] = deque()
         self._decoder = Decoder()
-        self.ready, self.client, self.due, self.order = False, -1, time.monotonic() + START_SECONDS, -1
+        self.ready, self.client, self.due, self.order = (
+            False,
+            -1,
+            time.monotonic() + START_SECONDS,
+            -1,
+        )
         self.send(Frame({"kind": "hello", "entry": entry, "config": config}))
 
     @property
@@ -64,7 +73,11 @@ class Peer:
     def serve(self, client: int, private: bytes | None, deadline: float | None) -> None:
         """Hand over one client; its time runs from now, or from when the process is ready."""
         self.client = client
-        self.send(Frame({"kind": "client", "client": client, "private": private is not None}, private or b""))
+        self.send(
+            Frame(
+                {"kind": "client", "client": client, "private": private is not None}, private or b""
+            )
+        )
         if self.ready:
             self.start_clock(deadline)
 
@@ -102,7 +115,9 @@ class Peer:
     def megabytes(self) -> float:
         """Resident memory now; 0 where the system does not tell."""
         try:
-            return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE / 2**20
+            return (
+                int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * PAGE / 2**20
+            )
         except (OSError, IndexError):
             return 0.0
 
@@ -127,7 +142,11 @@ def environment() -> dict[str, str]:
     """The parent's, with one thread each and the same import path, without any API key."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {**kept, **threads, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    return {
+        **kept,
+        **threads,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
 
 
 def _widen(pipe: int) -> None:

@@ -11,12 +11,12 @@ from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Private
 from fedbnn.federation.engines.frames import Frame
 from fedbnn.federation.engines.peer import Gone, Peer
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 
 WATCH_SECONDS, IDLE_SECONDS = 0.1, 60.0
 STARTS = 2
 
-Answer = Reply | Failure
+Answer = FitResult | Failure
 
 
 class ProcessEngine:
@@ -107,7 +107,11 @@ class ProcessEngine:
             peer.write()
         for frame in peer.read():
             if frame.head["kind"] == "broken":
-                raise FederationError("a worker cannot start", frame.head["reason"], "engine: serial shows the whole error")
+                raise FederationError(
+                    "a worker cannot start",
+                    frame.head["reason"],
+                    "engine: serial shows the whole error",
+                )
             if frame.head["kind"] == "ready":
                 peer.ready, self._failed_starts = True, 0
                 peer.start_clock(self._deadline)
@@ -121,12 +125,16 @@ class ProcessEngine:
         if head["kind"] == "failure":
             return Failure(client, head["reason"])
         private = blob[head["update"] :] if head["private"] else None
-        return Reply(client, blob[: head["update"]], private, head["seconds"], head["inner"])
+        return FitResult(client, blob[: head["update"]], private, head["seconds"], head["inner"])
 
     def _check_limits(self, peer: Peer) -> None:
         """Raise `Gone` with the reason when a worker is late or too large."""
         if peer.busy and time.monotonic() >= peer.due:
-            raise Gone(f"no answer within {self._deadline:g} s" if peer.ready else "its worker did not start in time")
+            raise Gone(
+                f"no answer within {self._deadline:g} s"
+                if peer.ready
+                else "its worker did not start in time"
+            )
         if self._memory and peer.megabytes() > self._memory:
             raise Gone(f"its worker used more than {self._memory:g} MB")
 
@@ -139,7 +147,11 @@ class ProcessEngine:
         if not ready:
             self._failed_starts += 1
             if self._failed_starts >= STARTS:
-                raise FederationError(f"workers do not start: {reason}", self._entry, "engine: serial shows the whole error")
+                raise FederationError(
+                    f"workers do not start: {reason}",
+                    self._entry,
+                    "engine: serial shows the whole error",
+                )
             waiting.extendleft([client] if client >= 0 else [])
 
     def _dismiss(self, peer: Peer) -> None:

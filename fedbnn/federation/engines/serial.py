@@ -8,7 +8,7 @@ from types import FrameType
 
 from fedbnn.federation.engines import Private, Worker
 from fedbnn.federation.engines.answers import answer, one_thread
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 
 
 class Overdue(BaseException):
@@ -26,12 +26,14 @@ class SerialEngine:
     def __init__(self, worker: Worker, deadline: float | None = None) -> None:
         self._worker, self._deadline = worker, deadline
 
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Reply | Failure]:
+    def gather(
+        self, payload: bytes, clients: Sequence[int], private: Private
+    ) -> Iterator[FitResult | Failure]:
         """One answer of each client, in the order given."""
         for client in clients:
             yield self._ask(payload, client, private(client))
 
-    def _ask(self, payload: bytes, client: int, private: bytes | None) -> Reply | Failure:
+    def _ask(self, payload: bytes, client: int, private: bytes | None) -> FitResult | Failure:
         try:
             with _limited(self._deadline), one_thread():
                 return answer(self._worker, payload, client, private)

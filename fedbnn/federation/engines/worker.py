@@ -21,7 +21,7 @@ import torch
 from fedbnn.federation.engines import Worker, frames
 from fedbnn.federation.engines.answers import answer
 from fedbnn.federation.engines.frames import Frame
-from fedbnn.messages import Failure, Reply
+from fedbnn.messages import Failure, FitResult
 
 _PR_SET_PDEATHSIG = 1
 _EASY_PREY = "500"
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compose(entry: str, config: Mapping[str, Any]) -> Worker:
-    """Call `module:function` with the configuration."""
+    """ExpectedUpdate `module:function` with the configuration."""
     module, _, function = entry.partition(":")
     worker: Worker = getattr(importlib.import_module(module), function)(config)
     return worker
@@ -60,11 +60,18 @@ def _serve(worker: Worker, inbox: "queue.SimpleQueue[Frame]", out: BinaryIO) -> 
             _send(out, _as_frame(answer(worker, order, frame.head["client"], private)))
 
 
-def _as_frame(result: Reply | Failure) -> Frame:
+def _as_frame(result: FitResult | Failure) -> Frame:
     if isinstance(result, Failure):
         return Frame({"kind": "failure", "reason": result.reason})
-    head = {"kind": "reply", "seconds": result.seconds, "inner": result.inner, "update": len(result.update)}
-    return Frame({**head, "private": result.private is not None}, result.update + (result.private or b""))
+    head = {
+        "kind": "reply",
+        "seconds": result.seconds,
+        "inner": result.inner,
+        "update": len(result.update),
+    }
+    return Frame(
+        {**head, "private": result.private is not None}, result.update + (result.private or b"")
+    )
 
 
 def _send(out: BinaryIO, frame: Frame) -> None:
@@ -100,7 +107,9 @@ def _end_with_parent(parent: int) -> None:
 def _reporting(out: BinaryIO) -> Any:
     """An excepthook that tells the parent why this process cannot work, beside the usual traceback."""
 
-    def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         _send(out, Frame({"kind": "broken", "reason": f"{kind.__name__}: {error}"[:400]}))
         sys.__excepthook__(kind, error, trace)
 

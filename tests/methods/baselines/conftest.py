@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-import lightning_modules  # noqa: F401
-from fedbnn.bayes.layout import layout_of
+import lightning_modules
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
-from fedbnn.federation import rounds
+from fedbnn.federation import server
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads import library
-from fedbnn.images import ImageSet, Look
-from fedbnn.messages import Failure, Reply
+from fedbnn.images import ImageSet, Preprocess
+from fedbnn.messages import Failure, FitResult
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
 from fedbnn.seeds import forked, generator
 from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
-from lightning_modules.work import ClientWork
+from lightning_modules.client_runner import ClientRunner
 
 CLASSES = tuple(f"toy/{number}" for number in range(4))
 LOCAL = LocalTraining(optimizer="sgd", lr=0.05, epochs=2, batch_size=8, warmup_epochs=1)
@@ -51,7 +51,9 @@ class Toy:
         return (self.rounds // 2, self.rounds)
 
     def participants(self, round: int) -> tuple[int, ...]:
-        chosen = torch.randperm(self.num_clients, generator=generator(0, "toy", round))[: self.per_round]
+        chosen = torch.randperm(self.num_clients, generator=generator(0, "toy", round))[
+            : self.per_round
+        ]
         return tuple(sorted(chosen.tolist()))
 
     def counts(self, round: int, client: int) -> dict[str, int]:
@@ -63,7 +65,9 @@ class Toy:
         labels = 2 * self.task(round) + second.long()
         patterns = torch.randint(0, 200, (4, *self.image_shape), generator=generator(2, "patterns"))
         noise = torch.randint(0, 56, (self.images, *self.image_shape), generator=source)
-        return ImageSet((patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Look(), training=True)
+        return ImageSet(
+            (patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess(), training=True
+        )
 
 
 class Unwell(SerialEngine):
@@ -72,10 +76,14 @@ class Unwell(SerialEngine):
     ill: frozenset[tuple[int, int]] = frozenset()
     calls = 0
 
-    def gather(self, payload: bytes, clients: Sequence[int], private: Any) -> Iterator[Reply | Failure]:
+    def gather(
+        self, payload: bytes, clients: Sequence[int], private: Any
+    ) -> Iterator[FitResult | Failure]:
         self.calls += 1
         for answer in super().gather(payload, clients, private):
-            yield Failure(answer.client, "ill") if (self.calls, answer.client) in self.ill else answer
+            yield (
+                Failure(answer.client, "ill") if (self.calls, answer.client) in self.ill else answer
+            )
 
 
 @dataclass
@@ -100,18 +108,30 @@ class Played:
 
 def initial(method: Method, stream: Toy) -> tuple[State, Any, Any]:
     with forked(0):
-        trunk = MLP(stream.image_shape, (8,))
-    layout = layout_of(trunk)
-    weights, buffers = layout.read(trunk)
-    rows = library.empty(trunk.width) if method.share == "global" else {}
-    return method.start(State({"trunk": weights, "buffers": buffers, **rows}), layout, stream.num_clients), trunk, layout
+        backbone = MLP(stream.image_shape, (8,))
+    layout = layout_of(backbone)
+    weights, buffers = layout.read(backbone)
+    rows = library.empty(backbone.width) if method.share == "global" else {}
+    return (
+        method.start(
+            State({"backbone": weights, "buffers": buffers, **rows}), layout, stream.num_clients
+        ),
+        backbone,
+        layout,
+    )
 
 
-def play(method: Method, stream: Any, folder: Path, local: LocalTraining = LOCAL, ill: frozenset[Any] = frozenset()) -> Played:
+def play(
+    method: Method,
+    stream: Any,
+    folder: Path,
+    local: LocalTraining = LOCAL,
+    ill: frozenset[Any] = frozenset(),
+) -> Played:
     """Play all rounds that the folder does not hold yet; everybody is trusted, so that a method's arithmetic can be checked."""
-    first, trunk, layout = initial(method, stream)
-    audience, played = method.audience(stream), Played()
-    engine = Unwell(ClientWork(audience, trunk, layout, method, local, {}, 0))
+    first, backbone, layout = initial(method, stream)
+    audience, played = method.stream(stream), Played()
+    engine = Unwell(ClientRunner(audience, backbone, layout, method, local, {}, 0))
     engine.ill = ill
 
     def evaluate(state: State, _round: int, _privates: Any) -> dict[str, Any]:
@@ -120,9 +140,16 @@ def play(method: Method, stream: Any, folder: Path, local: LocalTraining = LOCAL
 
     with Ledger(folder, keep=100) as ledger:
         rejected, gate = Rejected(folder / "rejected", 5), Gate(influence_cap=None)
-        rounds.run(rounds.Federation("toy", audience, method, layout, engine, gate, ledger, rejected, evaluate, (played,)), first)
+        server.run(
+            server.Federation(
+                "toy", audience, method, layout, engine, gate, ledger, rejected, evaluate, (played,)
+            ),
+            first,
+        )
         kept = {client: ledger.private(client) for client in range(min(stream.num_clients, 50))}
-        played.privates = {client: State.from_bytes(payload) for client, payload in kept.items() if payload}
+        played.privates = {
+            client: State.from_bytes(payload) for client, payload in kept.items() if payload
+        }
         played.files = len(list((folder / "state" / "clients").iterdir()))
     return played
 
@@ -137,7 +164,15 @@ def played(tmp_path: Path) -> Callable[..., Played]:
     """Play a method on a stream in a folder of its own, or in the folder named."""
     numbers = iter(range(1000))
 
-    def start(method: Method, stream: Any, local: LocalTraining = LOCAL, ill: Any = frozenset(), name: str = "") -> Played:
-        return play(method, stream, tmp_path / (name or f"run{next(numbers)}"), local, frozenset(ill))
+    def start(
+        method: Method,
+        stream: Any,
+        local: LocalTraining = LOCAL,
+        ill: Any = frozenset(),
+        name: str = "",
+    ) -> Played:
+        return play(
+            method, stream, tmp_path / (name or f"run{next(numbers)}"), local, frozenset(ill)
+        )
 
     return start

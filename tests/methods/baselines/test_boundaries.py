@@ -7,7 +7,18 @@ import pytest
 
 import train
 from fedbnn.config import parse
-from fedbnn.methods import EWC, FCIL, MAS, METHODS, BoundaryMethod, FedAvg, FedBNN, LwF, Method, Scaffold
+from fedbnn.methods import (
+    EWC,
+    FCIL,
+    MAS,
+    METHODS,
+    BoundaryMethod,
+    FedAvg,
+    FedBNN,
+    LwF,
+    Method,
+    Scaffold,
+)
 from fedbnn.methods.boundary import without_boundaries
 
 
@@ -39,11 +50,17 @@ def test_boundary_methods_do_ask(method, toy, played) -> None:
 
 
 def test_which_methods_are_told_boundaries() -> None:
-    assert {name for name, preset in METHODS.items() if issubclass(preset.method, BoundaryMethod)} == {"ewc", "mas", "lwf"}
+    assert {
+        name for name, preset in METHODS.items() if issubclass(preset.method, BoundaryMethod)
+    } == {"ewc", "mas", "lwf"}
 
 
 def test_no_hook_of_a_method_takes_anything_about_tasks() -> None:
-    hooks = [hook for kind in (Method, FedBNN) for _, hook in inspect.getmembers(kind, inspect.isfunction)]
+    hooks = [
+        hook
+        for kind in (Method, FedBNN)
+        for _, hook in inspect.getmembers(kind, inspect.isfunction)
+    ]
     names = {name for hook in hooks for name in inspect.signature(hook).parameters}
     assert "round" in names
     assert not [name for name in names if "task" in name or "bound" in name]
@@ -52,23 +69,47 @@ def test_no_hook_of_a_method_takes_anything_about_tasks() -> None:
 @pytest.mark.parametrize("kind", [EWC, MAS, LwF])
 def test_consolidation_at_task_ends_or_every_so_many_rounds(kind) -> None:
     ends = {3, 7}
-    assert [number for number in range(1, 9) if kind().consolidates(number, number in ends)] == [3, 7]
-    assert [number for number in range(1, 9) if kind(every=4).consolidates(number, number in ends)] == [4, 8]
+    assert [number for number in range(1, 9) if kind().consolidates(number, number in ends)] == [
+        3,
+        7,
+    ]
+    assert [
+        number for number in range(1, 9) if kind(every=4).consolidates(number, number in ends)
+    ] == [4, 8]
     assert kind().facts()["consolidation"] == "at task ends"
     assert kind(every=4).facts()["consolidation"] == "every 4 rounds"
 
 
 @pytest.mark.parametrize("kind", [EWC, MAS, LwF])
-def test_where_tasks_overlap_consolidation_has_a_pace_unless_the_configuration_gives_one(kind) -> None:
+def test_where_tasks_overlap_consolidation_has_a_pace_unless_the_configuration_gives_one(
+    kind,
+) -> None:
     assert without_boundaries(kind()).facts()["consolidation"] == "every 10 rounds"
     assert without_boundaries(kind(every=4)) == kind(every=4)
     assert without_boundaries(FedBNN()) == FedBNN()
 
 
-@pytest.mark.parametrize(("schedule", "said"), [("separate", "at task ends"), ("gradual", "every 10 rounds")])
-def test_a_plan_takes_the_boundaries_that_its_stream_has(schedule: str, said: str, tmp_path: Path) -> None:
-    times = {"separate": ("--stream.rounds_per_task", "2"), "gradual": ("--stream.durations", "[[0, 3], [2, 4]]")}
-    words = ["--stream.tasks", "2", "--stream.schedule", schedule, *times[schedule], "--network", "mlp", "--method", "ewc"]
+@pytest.mark.parametrize(
+    ("schedule", "said"), [("separate", "at task ends"), ("gradual", "every 10 rounds")]
+)
+def test_a_plan_takes_the_boundaries_that_its_stream_has(
+    schedule: str, said: str, tmp_path: Path
+) -> None:
+    times = {
+        "separate": ("--stream.rounds_per_task", "2"),
+        "gradual": ("--stream.durations", "[[0, 3], [2, 4]]"),
+    }
+    words = [
+        "--stream.tasks",
+        "2",
+        "--stream.schedule",
+        schedule,
+        *times[schedule],
+        "--network",
+        "mlp",
+        "--method",
+        "ewc",
+    ]
     assert train.plan(parse(words, train.SCHEMA), tmp_path).method.facts()["consolidation"] == said
 
 

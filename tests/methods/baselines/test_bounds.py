@@ -4,26 +4,35 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError
-from fedbnn.federation.pooled import Pooled
+from fedbnn.federation.joint_stream import JointStream
 from fedbnn.methods import FedAvg, Joint, Local
 
 
 def test_the_pool_of_the_first_round_is_the_data_of_its_participants(toy) -> None:
     stream = toy(num_clients=6, per_round=3)
-    pool, everything = Pooled(stream).train(1, 0), [stream.train(1, client).pixels for client in stream.participants(1)]
+    pool, everything = (
+        JointStream(stream).train(1, 0),
+        [stream.train(1, client).pixels for client in stream.participants(1)],
+    )
     assert torch.equal(pool.pixels, torch.cat(everything))
-    assert pool.counts() == Pooled(stream).counts(1, 0)
+    assert pool.counts() == JointStream(stream).counts(1, 0)
 
 
 def test_later_pools_mix_all_tasks_within_the_same_budget(toy) -> None:
     stream = toy(num_clients=6, per_round=3)
-    pool = Pooled(stream)
+    pool = JointStream(stream)
     assert set(pool.counts(4, 0)) == {"toy/0", "toy/1", "toy/2", "toy/3"}
-    assert len(pool.train(4, 0)) == sum(sum(stream.counts(4, client).values()) for client in stream.participants(4))
+    assert len(pool.train(4, 0)) == sum(
+        sum(stream.counts(4, client).values()) for client in stream.participants(4)
+    )
     assert pool.participants(4) == (0,)
-    assert torch.equal(Pooled(stream).train(4, 0).pixels, pool.train(4, 0).pixels)
-    past = {tuple(image.flatten().tolist()) for number in range(1, 5) for client in stream.participants(number)
-            for image in stream.train(number, client).pixels}  # fmt: skip
+    assert torch.equal(JointStream(stream).train(4, 0).pixels, pool.train(4, 0).pixels)
+    past = {
+        tuple(image.flatten().tolist())
+        for number in range(1, 5)
+        for client in stream.participants(number)
+        for image in stream.train(number, client).pixels
+    }
     assert all(tuple(image.flatten().tolist()) in past for image in pool.train(4, 0).pixels)
 
 
@@ -34,17 +43,24 @@ def test_joint_goes_on_training_old_rows(toy, played) -> None:
 
 def test_local_clients_keep_whole_models_of_their_own(toy, played) -> None:
     run = played(Local(), toy())
-    assert all(torch.equal(state["trunk"], run.states[0]["trunk"]) for state in run.states)
+    assert all(torch.equal(state["backbone"], run.states[0]["backbone"]) for state in run.states)
     assert set(run.privates) == {0, 1, 2, 3}
-    trunks = [own["trunk"] for own in run.privates.values()]
-    assert not any(torch.equal(one, two) for number, one in enumerate(trunks) for two in trunks[:number])
-    assert all(set(own.classes) == {"toy/0", "toy/1", "toy/2", "toy/3"} for own in run.privates.values())
+    backbones = [own["backbone"] for own in run.privates.values()]
+    assert not any(
+        torch.equal(one, two) for number, one in enumerate(backbones) for two in backbones[:number]
+    )
+    assert all(
+        set(own.classes) == {"toy/0", "toy/1", "toy/2", "toy/3"} for own in run.privates.values()
+    )
 
 
 def test_one_local_client_is_one_fedavg_client(toy, played) -> None:
     alone = toy(num_clients=1, per_round=1)
-    own, averaged = played(Local(), alone).privates[0], played(FedAvg(share="trunk_only"), alone).last
-    assert torch.equal(own["trunk"], averaged["trunk"])
+    own, averaged = (
+        played(Local(), alone).privates[0],
+        played(FedAvg(share="backbone_only"), alone).last,
+    )
+    assert torch.equal(own["backbone"], averaged["backbone"])
 
 
 def test_local_sends_nothing_up(toy, played) -> None:

@@ -6,22 +6,33 @@ import torch
 from fedbnn.federation.local import LocalTraining
 from fedbnn.methods import EWC, MAS, FedAvg, FedProx, LwF, Scaffold
 
-OFF = [FedProx(mu=0), EWC(strength=0), MAS(strength=0), LwF(strength=0), EWC(strength=0, every=1), LwF(strength=0, every=1)]
+OFF = [
+    FedProx(mu=0),
+    EWC(strength=0),
+    MAS(strength=0),
+    LwF(strength=0),
+    EWC(strength=0, every=1),
+    LwF(strength=0, every=1),
+]
 ON = [FedAvg(), FedProx(mu=1), EWC(strength=100), MAS(strength=10), LwF(strength=3), Scaffold()]
 ADAM = LocalTraining(epochs=2, batch_size=8, warmup_epochs=1)
 
 
-@pytest.mark.parametrize("method", OFF, ids=lambda method: f"{type(method).__name__}-{getattr(method, 'every', None)}")
+@pytest.mark.parametrize(
+    "method", OFF, ids=lambda method: f"{type(method).__name__}-{getattr(method, 'every', None)}"
+)
 def test_without_its_term_it_is_fedavg_bit_for_bit(method, toy, played) -> None:
     plain, other = played(FedAvg(), toy(), ADAM), played(method, toy(), ADAM)
     for one, two in zip(plain.states, other.states, strict=True):
-        for name in ("trunk", "rows", "rows.samples", "buffers"):
+        for name in ("backbone", "rows", "rows.samples", "buffers"):
             assert torch.equal(one[name], two[name]), name
 
 
 @pytest.mark.parametrize("method", ON[1:], ids=lambda method: type(method).__name__)
 def test_with_its_term_it_is_not_fedavg(method, toy, played) -> None:
-    assert not torch.equal(played(FedAvg(), toy(), ADAM).last["trunk"], played(method, toy(), ADAM).last["trunk"])
+    assert not torch.equal(
+        played(FedAvg(), toy(), ADAM).last["backbone"], played(method, toy(), ADAM).last["backbone"]
+    )
 
 
 @pytest.mark.parametrize("method", ON, ids=lambda method: type(method).__name__)

@@ -9,12 +9,19 @@ from torch.nn.functional import normalize
 from fedbnn.errors import ConfigError
 from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet
-from fedbnn.messages import Order, Update
+from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import FCIL
 from fedbnn.methods.base import Assignment
 from fedbnn.methods.exemplars import herding, memorise, remembered, replay
 from fedbnn.methods.fcil import BEST, OLD, FCILFold
-from fedbnn.methods.fcil_client import SIGNALS, Compensated, compensation, normalised_entropy, prototypes, relation_target
+from fedbnn.methods.fcil_client import (
+    SIGNALS,
+    Compensated,
+    compensation,
+    normalised_entropy,
+    prototypes,
+    relation_target,
+)
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -33,12 +40,16 @@ def test_compensation_weights_average_to_one_over_new_and_over_old() -> None:
 
 
 def test_compensation_of_perfect_answers_is_one() -> None:
-    assert torch.equal(compensation(torch.ones(4), torch.tensor([True, False, False, False])), torch.ones(4))
+    assert torch.equal(
+        compensation(torch.ones(4), torch.tensor([True, False, False, False])), torch.ones(4)
+    )
 
 
 def test_relations_replace_old_columns_and_follow_outside() -> None:
     target, answers = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.3, 0.7]])
-    assert relation_target(target, answers, torch.tensor([2])).tolist() == [pytest.approx([1.0, 0.0, 0.3, 0.7])]
+    assert relation_target(target, answers, torch.tensor([2])).tolist() == [
+        pytest.approx([1.0, 0.0, 0.3, 0.7])
+    ]
 
 
 def test_herding_follows_its_definition() -> None:
@@ -48,7 +59,9 @@ def test_herding_follows_its_definition() -> None:
     assert len(set(chosen)) == 5
     for step in range(1, 6):
         taken, mean = chosen[: step - 1], unit.mean(0)
-        scores = {i: float((mean - unit[[*taken, i]].mean(0)).norm()) for i in range(12) if i not in taken}
+        scores = {
+            i: float((mean - unit[[*taken, i]].mean(0)).norm()) for i in range(12) if i not in taken
+        }
         assert scores[chosen[step - 1]] == pytest.approx(min(scores.values()), abs=1e-6)
 
 
@@ -88,14 +101,19 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
 
 def folded(state: State, signals: list[float], proxy: bool = True) -> State:
     fold = FCILFold(state, proxy)
-    tensors = {"trunk": state["trunk"] + 1, "buffers": state["buffers"], "rows": state["rows"], SIGNALS: torch.tensor(signals)}
+    tensors = {
+        "backbone": state["backbone"] + 1,
+        "buffers": state["buffers"],
+        "rows": state["rows"],
+        SIGNALS: torch.tensor(signals),
+    }
     fold.add(Update("r", 1, "train", 0, "", 4, {"a": 4}, tensors))
     return fold.close()
 
 
 @pytest.fixture
 def fresh() -> State:
-    tensors = {"trunk": torch.zeros(2), "buffers": torch.zeros(0), "rows": torch.zeros(1, 3)}
+    tensors = {"backbone": torch.zeros(2), "buffers": torch.zeros(0), "rows": torch.zeros(1, 3)}
     return State(tensors | {"rows.samples": torch.ones(1, dtype=torch.float64)}, ("a",))
 
 
@@ -103,18 +121,18 @@ def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) ->
     one = folded(fresh, [0.9, 0.0, 2.0])
     two = folded(one, [0.8, 0.0, 1.0])
     three = folded(two, [0.7, 0.0, 1.5])
-    assert [float(state[f"{BEST}.trunk"][0]) for state in (one, two, three)] == [0, 1, 1]
+    assert [float(state[f"{BEST}.backbone"][0]) for state in (one, two, three)] == [0, 1, 1]
     assert float(three["fcil.entropy"]) == pytest.approx(0.7)
     after = folded(three, [1.0, 1.0, 9.0])
-    assert float(after[f"{OLD}.trunk"][0]) == 1
-    assert f"{BEST}.trunk" not in after
-    assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.trunk"][0]) == 4
+    assert float(after[f"{OLD}.backbone"][0]) == 1
+    assert f"{BEST}.backbone" not in after
+    assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.backbone"][0]) == 4
 
 
 def test_without_a_proxy_the_newest_model_is_the_old_one(fresh) -> None:
     one = folded(folded(fresh, [0.9, 0.0, 2.0], proxy=False), [1.0, 1.0, 2.0], proxy=False)
-    assert float(one[f"{OLD}.trunk"][0]) == 1
-    assert f"{BEST}.trunk" not in one
+    assert float(one[f"{OLD}.backbone"][0]) == 1
+    assert f"{BEST}.backbone" not in one
 
 
 @pytest.mark.parametrize("signals", [[1.1, 0, 0], [0.5, 0.5, 0], [0.5, 1, -1]])
@@ -129,7 +147,10 @@ def test_it_finds_the_transition_by_itself_and_replays(proxy, toy, played) -> No
     assert [OLD in state.notes for state in run.states] == [False, False, False, True, True, True]
     assert run.last.notes[OLD] == ["toy/0", "toy/1"]
     assert [run.records[number]["samples"] for number in (3, 4)] == [48, 48 + 4 * 8]
-    assert all(len(own["pixels"]) <= 8 and set(own.classes) == set(run.last.classes) for own in run.privates.values())
+    assert all(
+        len(own["pixels"]) <= 8 and set(own.classes) == set(run.last.classes)
+        for own in run.privates.values()
+    )
     old = run.last.index(("toy/0", "toy/1"))
     assert not torch.equal(run.states[3]["rows"][old], run.states[2]["rows"][old])
 
@@ -137,16 +158,19 @@ def test_it_finds_the_transition_by_itself_and_replays(proxy, toy, played) -> No
 def test_exemplars_survive_an_interruption(toy, played) -> None:
     stream = toy(rounds=4, num_clients=5, per_round=3)
     whole = played(FCIL(memory=6), stream)
-    with pytest.raises(RuntimeError, match="power"):
+    with pytest.raises(RuntimeError, match="server_lr"):
         played(FCIL(memory=6), _Unplugged(stream, 3), name="cut")
     rest = played(FCIL(memory=6), stream, name="cut")
     assert len(rest.states) == 2
     assert all(torch.equal(tensor, rest.last[name]) for name, tensor in whole.last.tensors.items())
-    assert all(torch.equal(own["pixels"], rest.privates[client]["pixels"]) for client, own in whole.privates.items())
+    assert all(
+        torch.equal(own["pixels"], rest.privates[client]["pixels"])
+        for client, own in whole.privates.items()
+    )
 
 
 class _Unplugged:
-    """A stream whose machine loses power in a round."""
+    """A stream whose machine loses server_lr in a round."""
 
     def __init__(self, stream, when: int) -> None:
         self.stream, self.when = stream, when
@@ -156,7 +180,7 @@ class _Unplugged:
 
     def participants(self, round: int) -> tuple[int, ...]:
         if round == self.when:
-            raise RuntimeError("power lost")
+            raise RuntimeError("server_lr lost")
         return self.stream.participants(round)
 
 
@@ -165,7 +189,9 @@ def test_it_says_that_it_replays() -> None:
     assert FCIL(memory=77).facts()["memory_per_client"] == 77
 
 
-@pytest.mark.parametrize("wrong", [{"memory": 0}, {"distil": 1.5}, {"threshold": 0}, {"share": "trunk_only"}])
+@pytest.mark.parametrize(
+    "wrong", [{"memory": 0}, {"distil": 1.5}, {"threshold": 0}, {"share": "backbone_only"}]
+)
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         FCIL(**wrong)
@@ -176,7 +202,15 @@ def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
     network = Classifier(MLP(images.pixels.shape[1:], (8,)), 4)
     torch.nn.init.zeros_(network.head.weight)
     torch.nn.init.zeros_(network.head.bias)
-    order = Order("r", 1, "train", State({}))
-    terms = Compensated(Assignment(order, 0, images.classes, images, None), network, images.classes, None, torch.zeros(3), 0.5, 8)
+    order = FitInstruction("r", 1, "train", State({}))
+    terms = Compensated(
+        Assignment(order, 0, images.classes, images, None),
+        network,
+        images.classes,
+        None,
+        torch.zeros(3),
+        0.5,
+        8,
+    )
     loss = terms.loss(network, *next(images.batches(12))).detach()
     assert float(loss) == pytest.approx(math.log(4) + 3 * math.log(4 / 3))

@@ -20,10 +20,10 @@ from fedbnn.state import State
 @pytest.fixture
 def regression() -> tuple[Classifier, torch.Tensor]:
     """Logistic regression: five inputs, three classes, float64."""
-    trunk = nn.Flatten()
-    trunk.width = 5
+    backbone = nn.Flatten()
+    backbone.width = 5
     with forked(3):
-        return Classifier(trunk, 3).double(), torch.randn(20, 5, dtype=torch.float64)
+        return Classifier(backbone, 3).double(), torch.randn(20, 5, dtype=torch.float64)
 
 
 def test_the_fisher_of_logistic_regression_is_the_analytic_one(regression) -> None:
@@ -39,7 +39,9 @@ def test_drawn_labels_give_the_same_fisher_on_average(regression) -> None:
     network, inputs = regression
     with forked(0):
         drawn = fisher_sum(network, inputs, 2000)
-    assert torch.allclose(drawn["head.weight"], fisher_sum(network, inputs, None)["head.weight"], rtol=0.1)
+    assert torch.allclose(
+        drawn["head.weight"], fisher_sum(network, inputs, None)["head.weight"], rtol=0.1
+    )
 
 
 def test_the_sensitivity_of_a_linear_map_is_the_analytic_one(regression) -> None:
@@ -50,7 +52,9 @@ def test_the_sensitivity_of_a_linear_map_is_the_analytic_one(regression) -> None
     assert torch.allclose(found["head.bias"], 2 * outputs.abs().sum(0), rtol=1e-12)
 
 
-def test_importances_do_not_depend_on_how_many_images_fit_in_memory(regression, monkeypatch) -> None:
+def test_importances_do_not_depend_on_how_many_images_fit_in_memory(
+    regression, monkeypatch
+) -> None:
     network, inputs = regression
     whole = fisher_sum(network, inputs, None)
     monkeypatch.setattr(per_sample, "FLOATS", 60)
@@ -60,8 +64,16 @@ def test_importances_do_not_depend_on_how_many_images_fit_in_memory(regression, 
 
 def pulled(strength: float) -> tuple[Classifier, Pull]:
     network = Classifier(MLP((1, 2, 2), (3,)), 2).double()
-    stiff = {name: torch.full_like(weight, strength).detach() for name, weight in network.named_parameters()}
-    return network, Pull({name: (stiff[name], weight.detach().clone()) for name, weight in network.named_parameters()})
+    stiff = {
+        name: torch.full_like(weight, strength).detach()
+        for name, weight in network.named_parameters()
+    }
+    return network, Pull(
+        {
+            name: (stiff[name], weight.detach().clone())
+            for name, weight in network.named_parameters()
+        }
+    )
 
 
 def test_the_penalty_is_zero_at_the_anchor_and_pulls_the_trained_copy_elsewhere() -> None:
@@ -99,12 +111,12 @@ def test_stiffness_is_the_curvature_of_the_penalty(method, factor) -> None:
 @pytest.mark.parametrize("kind", [EWC, MAS])
 def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, played) -> None:
     run = played(kind(), toy())
-    assert ["anchor.trunk" in state for state in run.states] == [False, True, True, True]
+    assert ["anchor.backbone" in state for state in run.states] == [False, True, True, True]
     second, last = run.states[1], run.states[3]
-    assert torch.equal(second["anchor.trunk"], second["trunk"])
-    assert torch.equal(run.states[2]["anchor.trunk"], second["trunk"])
-    assert second["importance.trunk"].min() >= 0 < second["importance.trunk"].max()
-    assert (last["importance.trunk"] >= second["importance.trunk"]).all()
+    assert torch.equal(second["anchor.backbone"], second["backbone"])
+    assert torch.equal(run.states[2]["anchor.backbone"], second["backbone"])
+    assert second["importance.backbone"].min() >= 0 < second["importance.backbone"].max()
+    assert (last["importance.backbone"] >= second["importance.backbone"]).all()
     assert len(last["importance.rows"]) == len(last.classes) == 4
 
 
@@ -119,26 +131,35 @@ def test_bytes_are_those_of_what_is_sent(toy, played) -> None:
 @pytest.mark.parametrize("strong", [EWC(strength=1e6), MAS(strength=1e6)])
 def test_a_strong_penalty_holds_the_weights_that_mattered(strong, toy, played) -> None:
     def drift(method) -> float:
-        states = played(method, toy(), LocalTraining(optimizer="sgd", lr=0.05, epochs=4, batch_size=8)).states
-        weight = states[1]["importance.trunk"]
-        return float((weight * (states[-1]["trunk"] - states[1]["trunk"]).square()).sum())
+        states = played(
+            method, toy(), LocalTraining(optimizer="sgd", lr=0.05, epochs=4, batch_size=8)
+        ).states
+        weight = states[1]["importance.backbone"]
+        return float((weight * (states[-1]["backbone"] - states[1]["backbone"]).square()).sum())
 
     free = drift(type(strong)(strength=0))
     assert free > 0
     assert drift(strong) < 0.1 * free
 
 
-def update(trunk: list[float], samples: int) -> Update:
-    tensors = {"trunk": torch.tensor(trunk), "rows": torch.zeros(1, 2)}
+def update(backbone: list[float], samples: int) -> Update:
+    tensors = {"backbone": torch.tensor(backbone), "rows": torch.zeros(1, 2)}
     return Update("r", 1, "importance", 0, "", samples, {"a": samples}, tensors)
 
 
 def test_importances_add_up_with_decay_and_weigh_by_images() -> None:
-    state = State({"trunk": torch.zeros(2), "rows": torch.zeros(1, 2), "importance.trunk": torch.tensor([4.0, 0.0])}, ("a",))
+    state = State(
+        {
+            "backbone": torch.zeros(2),
+            "rows": torch.zeros(1, 2),
+            "importance.backbone": torch.tensor([4.0, 0.0]),
+        },
+        ("a",),
+    )
     fold = ImportanceFold(state, 0.5)
     fold.add(update([1.0, 0.0], 30))
     fold.add(update([0.0, 1.0], 10))
-    assert torch.allclose(fold.close()["importance.trunk"], torch.tensor([2.75, 0.25]))
+    assert torch.allclose(fold.close()["importance.backbone"], torch.tensor([2.75, 0.25]))
 
 
 def test_a_negative_importance_is_a_defect() -> None:
@@ -146,7 +167,10 @@ def test_a_negative_importance_is_a_defect() -> None:
     assert EWC().defect(State({}), update([1.0, 0.0], 1)) is None
 
 
-@pytest.mark.parametrize("wrong", [{"strength": -1}, {"decay": 2}, {"draws": 0}, {"every": 0}, {"share": "trunk_only"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"strength": -1}, {"decay": 2}, {"draws": 0}, {"every": 0}, {"share": "backbone_only"}],
+)
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         EWC(**wrong)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedbnn.bayes.layout import layout_of
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.errors import ConfigError
 from fedbnn.methods import LwF
 from fedbnn.methods.lwf import Distilled
@@ -16,17 +16,20 @@ OLD, NEW = ("a", "b"), ("b", "c", "d")
 SHAPE = (1, 2, 2)
 
 
-def a_state(trunk, layout) -> State:
+def a_state(backbone, layout) -> State:
     """Four classes in the library; `d` has never been trained."""
-    weights, buffers = layout.read(trunk)
+    weights, buffers = layout.read(backbone)
     with forked(1):
-        rows = torch.randn(4, trunk.width + 1)
+        rows = torch.randn(4, backbone.width + 1)
     samples = torch.tensor([5.0, 5.0, 5.0, 0.0], dtype=torch.float64)
-    return State({"trunk": weights, "buffers": buffers, "rows": rows, "rows.samples": samples}, ("a", "b", "c", "d"))
+    return State(
+        {"backbone": weights, "buffers": buffers, "rows": rows, "rows.samples": samples},
+        ("a", "b", "c", "d"),
+    )
 
 
-def student_of(trunk, state: State) -> Classifier:
-    network = Classifier(trunk, len(NEW))
+def student_of(backbone, state: State) -> Classifier:
+    network = Classifier(backbone, len(NEW))
     rows = state["rows"][state.index(NEW)]
     with torch.no_grad():
         network.head.weight.copy_(rows[:, :-1])
@@ -34,12 +37,12 @@ def student_of(trunk, state: State) -> Classifier:
     return network
 
 
-def distilled(trunk) -> tuple[Classifier, Distilled, State]:
-    layout = layout_of(trunk)
-    state = a_state(trunk, layout)
+def distilled(backbone) -> tuple[Classifier, Distilled, State]:
+    layout = layout_of(backbone)
+    state = a_state(backbone, layout)
     state = remember(state, "teacher", state)
-    teacher = recall(state, "teacher", trunk, layout)
-    return student_of(trunk, state), Distilled(OldColumns(teacher, state, NEW), 3.0, 2.0), state
+    teacher = recall(state, "teacher", backbone, layout)
+    return student_of(backbone, state), Distilled(OldColumns(teacher, state, NEW), 3.0, 2.0), state
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_the_teacher_knows_trained_classes_only() -> None:
 
 def test_the_distillation_is_zero_where_student_and_teacher_agree(images) -> None:
     network, terms, _ = distilled(MLP(SHAPE, (3,)))
-    features = network.trunk(images)
+    features = network.backbone(images)
     student = terms.old.student(features, network.head(features))
     assert torch.equal(student.detach(), terms.old.teacher.logits(images))
     assert float(terms.distillation(student, images).detach()) == 0
@@ -66,7 +69,7 @@ def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) ->
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.3
-    features = network.trunk(images)
+    features = network.backbone(images)
     student = terms.old.student(features, network.head(features))
     want = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=terms.old.teacher.logits(images) / 2),
@@ -76,16 +79,16 @@ def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) ->
     assert want.mean() > 0
 
 
-def test_its_gradient_reaches_old_rows_and_the_trunk_but_no_new_row(images) -> None:
+def test_its_gradient_reaches_old_rows_and_the_backbone_but_no_new_row(images) -> None:
     network, terms, _ = distilled(MLP(SHAPE, (3,)))
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.3
-    features = network.trunk(images)
+    features = network.backbone(images)
     terms.distillation(terms.old.student(features, network.head(features)), images).backward()
     touched = network.head.weight.grad.abs().sum(1) > 0
     assert dict(zip(NEW, touched.tolist(), strict=True)) == {"b": True, "c": True, "d": False}
-    assert all(weight.grad.abs().sum() > 0 for weight in network.trunk.parameters())
+    assert all(weight.grad.abs().sum() > 0 for weight in network.backbone.parameters())
 
 
 def test_the_teacher_is_frozen_and_in_eval_mode() -> None:
@@ -93,41 +96,45 @@ def test_the_teacher_is_frozen_and_in_eval_mode() -> None:
     with forked(0):
         network.train()
         terms.loss(network, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])).backward()
-    teacher = terms.old.teacher.trunk
+    teacher = terms.old.teacher.backbone
     assert not teacher.training
     assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
     weights, buffers = layout_of(teacher).read(teacher)
-    assert torch.equal(weights, state["teacher.trunk"])
+    assert torch.equal(weights, state["teacher.backbone"])
     assert torch.equal(buffers, state["teacher.buffers"])
 
 
 def test_the_teacher_changes_at_consolidations_only(toy, played) -> None:
     states = played(LwF(), toy()).states
-    assert "teacher.trunk" not in states[0]
-    assert torch.equal(states[1]["teacher.trunk"], states[1]["trunk"])
-    assert torch.equal(states[2]["teacher.trunk"], states[1]["trunk"])
+    assert "teacher.backbone" not in states[0]
+    assert torch.equal(states[1]["teacher.backbone"], states[1]["backbone"])
+    assert torch.equal(states[2]["teacher.backbone"], states[1]["backbone"])
     assert states[2].notes["teacher"] == ["toy/0", "toy/1"]
     assert len(states[3]["teacher.rows"]) == 4
 
 
 def test_every_round_means_every_round(toy, played) -> None:
     states = played(LwF(every=1), toy()).states
-    assert all(torch.equal(state["teacher.trunk"], state["trunk"]) for state in states)
+    assert all(torch.equal(state["teacher.backbone"], state["backbone"]) for state in states)
 
 
 def test_a_kept_model_can_be_renamed() -> None:
-    trunk = MLP(SHAPE, (3,))
-    layout = layout_of(trunk)
-    state = a_state(trunk, layout)
-    both = remember(remember(state, "x.old", state), "x.best", state.having({"trunk": state["trunk"] + 1}))
+    backbone = MLP(SHAPE, (3,))
+    layout = layout_of(backbone)
+    state = a_state(backbone, layout)
+    both = remember(
+        remember(state, "x.old", state), "x.best", state.having({"backbone": state["backbone"] + 1})
+    )
     moved = rename(both, "x.best", "x.old")
-    assert torch.equal(moved["x.old.trunk"], state["trunk"] + 1)
-    assert recall(moved, "x.best", trunk, layout) is None
-    assert "x.best.trunk" not in moved
+    assert torch.equal(moved["x.old.backbone"], state["backbone"] + 1)
+    assert recall(moved, "x.best", backbone, layout) is None
+    assert "x.best.backbone" not in moved
     assert set(state.tensors) <= set(moved.tensors)
 
 
-@pytest.mark.parametrize("wrong", [{"strength": -1}, {"temperature": 0}, {"every": 0}, {"share": "trunk_only"}])
+@pytest.mark.parametrize(
+    "wrong", [{"strength": -1}, {"temperature": 0}, {"every": 0}, {"share": "backbone_only"}]
+)
 def test_impossible_settings_are_refused(wrong) -> None:
     with pytest.raises(ConfigError):
         LwF(**wrong)

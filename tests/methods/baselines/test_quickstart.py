@@ -10,11 +10,20 @@ import pytest
 import train
 from fedbnn.config import parse
 from fedbnn.federation.runner import conduct
-from fedbnn.report import report
+from fedbnn.report import page as report
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
 NAMES = ("fedavg", "fedprox", "scaffold", "ewc", "mas", "lwf", "fcil", "joint", "local")
-FEW = ("--stream.boundaries", "[2,4,5,6,7]", "--stream.rounds_per_task", "null", "--client.epochs", "2", "--evaluate.every", "0")
+FEW = (
+    "--stream.boundaries",
+    "[2,4,5,6,7]",
+    "--stream.rounds_per_task",
+    "null",
+    "--client.epochs",
+    "2",
+    "--evaluate.every",
+    "0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +32,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict
     folder = tmp_path_factory.mktemp("quickstart")
 
     def start(name: str, *more: str) -> dict[str, Any]:
-        argv = ["--config", str(CONFIG), "--method", name, "--stream.data_dir", str(folder / "data"), *FEW, *more]
-        return conduct(train.plan(parse(argv, train.SCHEMA, Path), folder / "-".join((name, *more))))
+        argv = [
+            "--config",
+            str(CONFIG),
+            "--method",
+            name,
+            "--stream.data_dir",
+            str(folder / "data"),
+            *FEW,
+            *more,
+        ]
+        return conduct(
+            train.plan(parse(argv, train.SCHEMA, Path), folder / "-".join((name, *more)))
+        )
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(report, "write_run", lambda folder: SimpleNamespace(figures=[]))
@@ -47,17 +67,25 @@ def test_it_learns_each_task(name: str, found) -> None:
 
 
 def test_joint_beats_fedavg(found) -> None:
-    assert found["joint"]["class_agnostic"]["avg_fin"] > found["fedavg"]["class_agnostic"]["avg_fin"] + 5
+    assert (
+        found["joint"]["class_agnostic"]["avg_fin"]
+        > found["fedavg"]["class_agnostic"]["avg_fin"] + 5
+    )
 
 
 def test_results_say_what_a_reader_must_know(found) -> None:
     assert found["fcil"]["replay_images"] > 0
     assert all(result["replay_images"] == 0 for name, result in found.items() if name != "fcil")
-    assert {found[name]["notes"]["consolidation"] for name in ("ewc", "mas", "lwf")} == {"at task ends"}
+    assert {found[name]["notes"]["consolidation"] for name in ("ewc", "mas", "lwf")} == {
+        "at task ends"
+    }
 
 
 def test_traffic_is_what_the_methods_send(found) -> None:
-    up, down = ({name: found[name][which] / found["fedavg"][which] for name in NAMES} for which in ("bytes_up", "bytes_down"))
+    up, down = (
+        {name: found[name][which] / found["fedavg"][which] for name in NAMES}
+        for which in ("bytes_up", "bytes_down")
+    )
     assert up["scaffold"] == pytest.approx(2, rel=0.1)
     assert down["scaffold"] == pytest.approx(2, rel=0.1)
     assert up["fedprox"] == down["fedprox"] == 1

@@ -7,13 +7,13 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from fedbnn.bayes.layout import Layout
-from fedbnn.defense.gate import Admission, Call, Gate
+from fedbnn.bayes.flatten import Layout
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import NumericalError
-from fedbnn.federation.audience import Audience
 from fedbnn.federation.engines import Engine
+from fedbnn.federation.stream import Stream
 from fedbnn.heads.places import EXCHANGE, PlacesExchange, without_places
-from fedbnn.messages import Order, Reply, Update
+from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import BoundaryMethod, Method
 from fedbnn.methods.base import Fold, Spec
 from fedbnn.state import State
@@ -23,7 +23,7 @@ from fedbnn.storage.spool import Spool
 from fedbnn.wire import digest
 
 Record = dict[str, Any]
-Roll = dict[int, dict[str, int]]
+SampleCounts = dict[int, dict[str, int]]
 Result = TypeVar("Result")
 
 
@@ -40,7 +40,7 @@ class Federation:
     """All a run is made of. `evaluate` gives the evaluated part of a round's record; `watchers` see every round."""
 
     run: str
-    stream: Audience
+    stream: Stream
     method: Method
     layout: Layout
     engine: Engine
@@ -52,7 +52,7 @@ class Federation:
 
 
 @dataclass
-class Traffic:
+class RoundStats:
     """What one round cost and who did not count, summed over its exchanges.
 
     `seconds` of every exchange by its name (`train`, `statistics`, ...), and of what is inside them: `fold`, and `inner`,
@@ -80,24 +80,24 @@ def play(federation: Federation, state: State, number: int) -> State:
     start, clients = perf_counter(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    roll, traffic, before = roll_call(federation, number, clients), Traffic(), state
-    classes = {name for counts in roll.values() for name in counts}
+    sample_counts, stats, before = call_for_counts(federation, number, clients), RoundStats(), state
+    classes = {name for counts in sample_counts.values() for name in counts}
     state = started = federation.method.prepare(state, number, sorted(classes), federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for name in exchanges(federation, number):
-            this = Exchange(number, name, roll, party(federation, name, before))
-            state, roll = exchange(federation, state, this, privates, traffic)
+            this = Exchange(number, name, sample_counts, party(federation, name, before))
+            state, sample_counts = exchange(federation, state, this, privates, stats)
         state = _finite(settled(federation, started, state, number), number)
         evaluated, evaluation = _timed(lambda: federation.evaluate(state, number, privates))
-        traffic.seconds |= {"evaluate": evaluation, "round": perf_counter() - start}
-        record = _record(federation, number, clients, roll, traffic) | evaluated
+        stats.seconds |= {"evaluate": evaluation, "round": perf_counter() - start}
+        record = _record(federation, number, clients, sample_counts, stats) | evaluated
         federation.ledger.commit(number, state, privates, record)
     for watcher in federation.watchers:
         watcher.round_done(record)
     return state
 
 
-def roll_call(federation: Federation, number: int, clients: Sequence[int]) -> Roll:
+def call_for_counts(federation: Federation, number: int, clients: Sequence[int]) -> SampleCounts:
     """Images by class of every participant; in the privacy mode only how many there are."""
     counts = {client: _held(federation, number, client) for client in clients}
     if federation.method.share == "global":
@@ -109,7 +109,9 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
     """What one client announces: the images of the round, and those it replays from its own memory."""
     method = federation.method
     private = federation.ledger.private(client) if method.replay else None
-    return method.holds(federation.stream.counts(number, client), State.from_bytes(private) if private else None)
+    return method.holds(
+        federation.stream.counts(number, client), State.from_bytes(private) if private else None
+    )
 
 
 def exchanges(federation: Federation, number: int) -> tuple[str, ...]:
@@ -124,12 +126,14 @@ def exchanges(federation: Federation, number: int) -> tuple[str, ...]:
 def settled(federation: Federation, before: State, state: State, number: int) -> State:
     """The state a round ends with; only a `BoundaryMethod` learns whether a task ends here."""
     method = federation.method
-    if isinstance(method, BoundaryMethod) and method.consolidates(number, number in federation.stream.task_ends()):
+    if isinstance(method, BoundaryMethod) and method.consolidates(
+        number, number in federation.stream.task_ends()
+    ):
         state = method.consolidate(state)
-    return method.settle(before, state, federation.layout)
+    return method.end_round(before, state, federation.layout)
 
 
-class Party(Protocol):
+class Aggregator(Protocol):
     """Who defines an exchange: what goes down, what may come up, and how it is folded."""
 
     def broadcast(self, state: State, exchange: str) -> State: ...
@@ -139,82 +143,95 @@ class Party(Protocol):
     def fold(self, state: State, exchange: str) -> Fold: ...
 
 
-def party(federation: Federation, name: str, before: State) -> Party:
+def party(federation: Federation, name: str, before: State) -> Aggregator:
     """The method, or the class posteriors for the exchange of their statistics."""
     method = federation.method
     if name != EXCHANGE:
         return method
     width = before["rows"].shape[1] - 1
-    return PlacesExchange(before, width, method.head_decay, method.head_memory, method.head_ridge, method.head_drift)
+    return PlacesExchange(
+        before, width, method.head_decay, method.head_memory, method.head_ridge, method.head_drift
+    )
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round with the clients on the roll."""
+    """One exchange of a round with the clients on the sample_counts."""
 
     round: int
     name: str
-    roll: Roll
-    party: Party
+    sample_counts: SampleCounts
+    party: Aggregator
 
     def totals(self) -> tuple[int, dict[str, int]]:
         """N, and N_c by class."""
         by_class: dict[str, int] = {}
-        for counts in self.roll.values():
+        for counts in self.sample_counts.values():
             for name, count in counts.items():
                 by_class[name] = by_class.get(name, 0) + count
         return sum(by_class.values()), {name: by_class[name] for name in sorted(by_class) if name}
 
 
-def exchange(federation: Federation, state: State, this: Exchange, privates: Spool, traffic: Traffic) -> tuple[State, Roll]:
+def exchange(
+    federation: Federation, state: State, this: Exchange, privates: Spool, stats: RoundStats
+) -> tuple[State, SampleCounts]:
     """Send the state down, let the answers through the gate, fold them in client order."""
     start, party = perf_counter(), this.party
     sent = without_places(party.broadcast(state, this.name))
-    payload = Order(federation.run, this.round, this.name, sent, *this.totals()).to_bytes()
-    call = Call(
-        federation.run, this.round, this.name, digest(payload), this.roll,
+    payload = FitInstruction(federation.run, this.round, this.name, sent, *this.totals()).to_bytes()
+    call = ExpectedUpdate(
+        federation.run,
+        this.round,
+        this.name,
+        digest(payload),
+        this.sample_counts,
         expected=lambda classes: party.expected(state, this.name, classes),
         defect=lambda update: party.defect(state, update),
         influence=lambda update: party.influence(state, update),
         known=lambda update: federation.method.known(state, update),
-    )  # fmt: skip
+    )
     with federation.ledger.spool(this.round, this.name) as spool:
-        admission = Admission(federation.gate, call, spool, federation.rejected)
-        _collect(federation, payload, this, admission, privates, traffic)
-        folded, folding = _timed(lambda: _fold(party, state, this.name, admission))
-    for client in set(privates) - set(admission.trust):
+        candidates = Candidates(federation.gate, call, spool, federation.rejected)
+        _collect(federation, payload, this, candidates, privates, stats)
+        folded, folding = _timed(lambda: _fold(party, state, this.name, candidates))
+    for client in set(privates) - set(candidates.trust):
         privates.drop(client)
-    traffic.bytes_down += len(payload) * len(this.roll)
-    traffic.bytes_up += admission.bytes_up
-    traffic.failed |= admission.failed
-    traffic.refused |= admission.refused
-    traffic.seconds["fold"] += folding
-    traffic.seconds[this.name] = perf_counter() - start
-    return folded, {client: this.roll[client] for client in admission.trust}
+    stats.bytes_down += len(payload) * len(this.sample_counts)
+    stats.bytes_up += candidates.bytes_up
+    stats.failed |= candidates.failed
+    stats.refused |= candidates.refused
+    stats.seconds["fold"] += folding
+    stats.seconds[this.name] = perf_counter() - start
+    return folded, {client: this.sample_counts[client] for client in candidates.trust}
 
 
 def _collect(
-    federation: Federation, payload: bytes, this: Exchange, admission: Admission, privates: Spool, traffic: Traffic
+    federation: Federation,
+    payload: bytes,
+    this: Exchange,
+    candidates: Candidates,
+    privates: Spool,
+    stats: RoundStats,
 ) -> None:
     """Every answer of the engine through the gate; private state waits until the round is committed."""
 
     def remembered(client: int) -> bytes | None:
         return privates.get(client) or federation.ledger.private(client)
 
-    for answer in federation.engine.gather(payload, sorted(this.roll), remembered):
-        if admission.admit(answer) and isinstance(answer, Reply):
-            traffic.seconds["inner"] += answer.inner
+    for answer in federation.engine.gather(payload, sorted(this.sample_counts), remembered):
+        if candidates.admit(answer) and isinstance(answer, FitResult):
+            stats.seconds["inner"] += answer.inner
             if answer.private is not None:
                 privates.put(answer.client, answer.private)
         for watcher in federation.watchers:
             watcher.client_done(answer.client)
 
 
-def _fold(party: Party, state: State, name: str, admission: Admission) -> State:
+def _fold(party: Aggregator, state: State, name: str, candidates: Candidates) -> State:
     """Compare the accepted with each other, then fold them one by one."""
-    admission.close()
+    candidates.close()
     fold = party.fold(state, name)
-    for update, trust in admission:
+    for update, trust in candidates:
         fold.add(update, trust)
     return fold.close()
 
@@ -228,18 +245,24 @@ def _finite(state: State, number: int) -> State:
     return state
 
 
-def _record(federation: Federation, number: int, clients: Sequence[int], roll: Roll, traffic: Traffic) -> Record:
+def _record(
+    federation: Federation,
+    number: int,
+    clients: Sequence[int],
+    sample_counts: SampleCounts,
+    stats: RoundStats,
+) -> Record:
     """The part of a round's record that does not come from evaluation."""
     return {
         "round": number,
         "clients": list(clients),
-        "failed": {str(client): reason for client, reason in sorted(traffic.failed.items())},
-        "refused": {str(client): reason for client, reason in sorted(traffic.refused.items())},
+        "failed": {str(client): reason for client, reason in sorted(stats.failed.items())},
+        "refused": {str(client): reason for client, reason in sorted(stats.refused.items())},
         "shares": list(federation.stream.shares(number)),
-        "samples": sum(sum(counts.values()) for counts in roll.values()),
-        "bytes_up": traffic.bytes_up,
-        "bytes_down": traffic.bytes_down,
-        "seconds": traffic.seconds,
+        "samples": sum(sum(counts.values()) for counts in sample_counts.values()),
+        "bytes_up": stats.bytes_up,
+        "bytes_down": stats.bytes_down,
+        "seconds": stats.seconds,
     }
 
 

@@ -36,7 +36,7 @@ CAPTIONS = {
     "reliability": "On the dotted line the model is as often right as it claims. Below it, it is too sure of itself.",
     "uncertainty": "Uncertainty about images of classes already seen and not seen yet. The further apart, the better.",
     "posterior_scale": "How uncertain the weights are: the median, and the band that holds nine weights in ten.",
-    "communication": "Traffic between server and clients so far, and where the time went.",
+    "communication": "RoundStats between server and clients so far, and where the time went.",
     "averages": "Average accuracy at the end of each task (pale) and at the end of the run (full); the whiskers are over seeds.",
     "novelty": "How well uncertainty tells classes never seen from classes seen. 0.5 is a coin toss.",
     "sweep": "Average accuracy at the end of the run over the values of the setting; the whiskers are over seeds.",
@@ -91,26 +91,46 @@ def write_run(run_dir: Path) -> Written:
     return Written(run_dir / "report.html", figure_style.save(drawn, run_dir / "figures"))
 
 
-def write_comparison(run_dirs: Sequence[Path], directory: Path, title: str, reference: str = tables.REFERENCE) -> Written:
+def write_comparison(
+    run_dirs: Sequence[Path], directory: Path, title: str, reference: str = tables.REFERENCE
+) -> Written:
     """Make report.html, figures/ and the tables (Markdown, LaTeX, CSV) of several finished runs on one stream."""
     runs = [_read(run_dir / "results.json") for run_dir in run_dirs]
-    drawn = comparison_figures.of_comparison(runs, [_read(run_dir / "diagnostics.json") for run_dir in run_dirs])
+    drawn = comparison_figures.of_comparison(
+        runs, [_read(run_dir / "diagnostics.json") for run_dir in run_dirs]
+    )
     made = comparison_tables.of_comparison(runs, reference)
-    words = {"title": title, "kind": "Comparison of methods", "summary": summary.of_comparison(runs, reference)}
+    words = {
+        "title": title,
+        "kind": "Comparison of methods",
+        "summary": summary.of_comparison(runs, reference),
+    }
     return _write_together(dict(zip(run_dirs, runs, strict=True)), made, drawn, directory, **words)
 
 
-def write_sweep(key: str, values: Mapping[Path, str | None], directory: Path, title: str) -> Written:
+def write_sweep(
+    key: str, values: Mapping[Path, str | None], directory: Path, title: str
+) -> Written:
     """The same for runs that differ in one setting: `values` says what each run directory has; None if it is not varied."""
     runs = [_read(run_dir / "results.json") for run_dir in values]
     swept = list(zip(values.values(), runs, strict=True))
     made, drawn = sweeps.tables(key, swept), sweeps.figures(key, swept)
-    words = {"title": title, "kind": "Sweep over one setting", "summary": summary.of_sweep(key, sweeps.points(swept))}
-    return _write_together(dict(zip(values, sweeps.named(swept), strict=True)), made, drawn, directory, **words)
+    words = {
+        "title": title,
+        "kind": "Sweep over one setting",
+        "summary": summary.of_sweep(key, sweeps.points(swept)),
+    }
+    return _write_together(
+        dict(zip(values, sweeps.named(swept), strict=True)), made, drawn, directory, **words
+    )
 
 
 def _write_together(
-    runs: Mapping[Path, Json], made: Sequence[tables.Table], drawn: Mapping[str, Figure], directory: Path, **words: str
+    runs: Mapping[Path, Json],
+    made: Sequence[tables.Table],
+    drawn: Mapping[str, Figure],
+    directory: Path,
+    **words: str,
 ) -> Written:
     """The page, the tables and the figures of several runs."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -140,7 +160,9 @@ def _write_tables(made: Sequence[tables.Table], directory: Path) -> None:
 def _page(**parts: Any) -> str:
     """Fill the template; whatever is not marked as safe is escaped, and a missing part is an error."""
     loader = PackageLoader("fedbnn.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
     return environment.get_template("report.html").render(version=__version__, **parts)
 
 
@@ -150,13 +172,20 @@ def _read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         fix = "finish the run first: python train.py --config ... with the same run directory"
-        raise RunDirectoryError(f"no {path.name} that can be read", str(path.parent), fix) from error
+        raise RunDirectoryError(
+            f"no {path.name} that can be read", str(path.parent), fix
+        ) from error
     return dict(found)
 
 
 def _pictures(drawn: Mapping[str, Figure]) -> list[Picture]:
     return [
-        Picture(name, Markup(figure_style.inline_svg(figure, name.replace("_", " "))), CAPTIONS[name], name in WIDE)
+        Picture(
+            name,
+            Markup(figure_style.inline_svg(figure, name.replace("_", " "))),
+            CAPTIONS[name],
+            name in WIDE,
+        )
         for name, figure in drawn.items()
     ]
 
@@ -165,7 +194,10 @@ def _tiles(results: Json) -> list[Tile]:
     """The four numbers a reader looks for first."""
     tiles = []
     for regime, spoken in tables.SPOKEN.items():
-        value, floor = (tables.Cell(part["avg_fin"]).text() for part in (results[regime], results["chance"][regime]))
+        value, floor = (
+            tables.Cell(part["avg_fin"]).text()
+            for part in (results[regime], results["chance"][regime])
+        )
         tiles.append(Tile(f"{value} %", f"{spoken} accuracy at the end", f"chance: {floor} %"))
     lost = tables.Cell(results["class_agnostic"]["forgetting"]).text()
     error = tables.Cell(results["ece"], digits=3).text()
@@ -196,7 +228,9 @@ def _facts(results: Json) -> dict[str, str]:
         "time": f"{results['seconds']:.1f} s",
         "communication": f"{results['bytes_up'] / 1e6:.1f} MB up, {results['bytes_down'] / 1e6:.1f} MB down",
     }
-    return facts | ({"stored images": str(results["replay_images"])} if results["replay_images"] else {})
+    return facts | (
+        {"stored images": str(results["replay_images"])} if results["replay_images"] else {}
+    )
 
 
 def _grid_facts(runs: Sequence[Json]) -> dict[str, str]:
@@ -216,11 +250,20 @@ def _differing(runs: Mapping[Path, Json]) -> config_differences.Differences:
     first: dict[str, Path] = {}
     for run_dir, run in runs.items():
         first.setdefault(run["method"], run_dir / "config.yaml")
-    return config_differences.between({method: strict_yaml.read(path) for method, path in first.items() if path.exists()})
+    return config_differences.between(
+        {method: strict_yaml.read(path) for method, path in first.items() if path.exists()}
+    )
 
 
 def _sources(run_dir: Path) -> dict[str, str]:
     """Configuration and environment, as they stand in the run directory, under its name."""
     run = run_dir.resolve().name
-    files = {f"Configuration of {run} (config.yaml)": "config.yaml", f"Environment of {run} (env.json)": "env.json"}
-    return {label: (run_dir / name).read_text(encoding="utf-8") for label, name in files.items() if (run_dir / name).exists()}
+    files = {
+        f"Configuration of {run} (config.yaml)": "config.yaml",
+        f"Environment of {run} (env.json)": "env.json",
+    }
+    return {
+        label: (run_dir / name).read_text(encoding="utf-8")
+        for label, name in files.items()
+        if (run_dir / name).exists()
+    }

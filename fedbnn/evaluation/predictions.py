@@ -44,7 +44,7 @@ class Predictor(Protocol):
 
 
 @dataclass(frozen=True)
-class Judged:
+class Predictions:
     """Predictions for n images: mean probabilities in both regimes with the labels as columns of each, and uncertainty."""
 
     task_aware: Tensor
@@ -56,25 +56,36 @@ class Judged:
 
     def regime(self, name: str) -> tuple[Tensor, Tensor]:
         """Probabilities and labels of one regime."""
-        return (self.task_aware, self.task_labels) if name == "task_aware" else (self.class_agnostic, self.labels)
+        return (
+            (self.task_aware, self.task_labels)
+            if name == "task_aware"
+            else (self.class_agnostic, self.labels)
+        )
 
 
-def judge(predictor: Predictor, images: ImageSet, task: TaskLike, batch_size: int) -> Judged:
+def judge(predictor: Predictor, images: ImageSet, task: TaskLike, batch_size: int) -> Predictions:
     """Predict the images of one task; the scores of `batch_size` images are in memory at a time."""
     chunks = torch.split(torch.arange(len(images)), batch_size)
     parts = [_judge_chunk(predictor, images.subset(chunk), task) for chunk in chunks]
-    return Judged(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return Predictions(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _judge_chunk(predictor: Predictor, images: ImageSet, task: TaskLike) -> tuple[Tensor, ...]:
-    """The columns of `Judged` for a few images: probabilities are averaged over the samples, never scores."""
+    """The columns of `Predictions` for a few images: probabilities are averaged over the samples, never scores."""
     columns = [place for place, name in enumerate(predictor.classes) if name in task.classes]
     scores = predictor.scores(images).float().cpu()
     sampled = scores.softmax(-1)
     aware, mean = scores[..., columns].softmax(-1).mean(0), sampled.mean(0)
     labels = _as_columns(images, predictor.classes)
     task_labels = _as_columns(images, tuple(predictor.classes[place] for place in columns))
-    return aware, task_labels, mean, labels, metrics.entropy(mean), metrics.mutual_information(sampled)
+    return (
+        aware,
+        task_labels,
+        mean,
+        labels,
+        metrics.entropy(mean),
+        metrics.mutual_information(sampled),
+    )
 
 
 def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:

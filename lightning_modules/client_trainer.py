@@ -10,7 +10,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.images import ImageSet, Passes
+from fedbnn.images import EpochBatches, ImageSet
 from lightning_modules.client import ClientModule, Clip
 
 _LEAN: Mapping[str, Any] = {
@@ -21,7 +21,12 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")  # they start the script again, or send the network to a fresh process
+_RESTARTING = (
+    "ddp",
+    "ddp_spawn",
+    "fsdp",
+    "deepspeed",
+)  # they start the script again, or send the network to a fresh process
 _CLIP = ("gradient_clip_val", "gradient_clip_algorithm")
 _CHATTER = (
     ".*does not have many workers.*",
@@ -32,7 +37,7 @@ _CHATTER = (
 )
 
 
-class Fitter:
+class ClientTrainer:
     """Fits one module after the other; `options` is the `trainer:` section of the configuration.
 
     A Trainer costs as much to make as some steps of a small network, so it stays, and its progress is set back to the
@@ -42,10 +47,16 @@ class Fitter:
     def __init__(self, options: Mapping[str, Any]) -> None:
         if options.get("strategy") in _RESTARTING:
             fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
-            raise ConfigError(f"a client cannot train with strategy {options['strategy']}", "trainer.strategy", fix)
+            raise ConfigError(
+                f"a client cannot train with strategy {options['strategy']}",
+                "trainer.strategy",
+                fix,
+            )
         if options.get("accumulate_grad_batches", 1) != 1:
             fix = "raise client.batch_size"
-            raise ConfigError("a client does not accumulate gradients", "trainer.accumulate_grad_batches", fix)
+            raise ConfigError(
+                "a client does not accumulate gradients", "trainer.accumulate_grad_batches", fix
+            )
         self._options = {name: value for name, value in options.items() if name not in _CLIP}
         self._clip = Clip(*(options.get(name) for name in _CLIP))
         self._trainer: pl.Trainer | None = None
@@ -63,9 +74,11 @@ class Fitter:
                 warnings.filterwarnings("ignore", text)
             trainer, self._trainer = self._ready(), None
             try:
-                trainer.fit(module, Passes(images, module.local.batch_size, passes).loader())
+                trainer.fit(module, EpochBatches(images, module.local.batch_size, passes).loader())
             except (FloatingPointError, ProcessRaisedException) as error:
-                raise ClientFailed(str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")) from error
+                raise ClientFailed(
+                    str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")
+                ) from error
         self._trainer = trainer if trainer.num_devices == 1 else None
         return trainer
 
@@ -73,7 +86,9 @@ class Fitter:
         """A Trainer at its beginning; all passes of a client are one epoch to it."""
         if self._trainer is None:
             logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-            self._trainer = pl.Trainer(**{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": 1})
+            self._trainer = pl.Trainer(
+                **{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": 1}
+            )
         epochs_loop = self._trainer.fit_loop
         steps_loop = epochs_loop.epoch_loop
         steps = steps_loop.manual_optimization.optim_step_progress

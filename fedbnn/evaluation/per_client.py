@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from fedbnn.evaluation.evaluation import Evaluation, Stream, evaluate_round
-from fedbnn.evaluation.judging import Predictor, TaskLike
+from fedbnn.evaluation.predictions import Predictor, TaskLike
 from fedbnn.images import ImageSet
 from fedbnn.state import State
 
 
 def joined(state: State, own: State) -> State:
-    """The global trunk with one client's own library."""
+    """The global backbone with one client's own library."""
     return State({**state.tensors, **own.tensors}, own.classes)
 
 
@@ -55,9 +55,14 @@ class Known:
         return images.subset(known[images.labels].nonzero().flatten())
 
 
-def evaluate(predictors: Sequence[Predictor], stream: Stream, round: int, settings: Evaluation) -> dict[str, Any]:
+def evaluate(
+    predictors: Sequence[Predictor], stream: Stream, round: int, settings: Evaluation
+) -> dict[str, Any]:
     """The mean over clients of every number that they have."""
-    found = [evaluate_round(one, Known(stream, frozenset(one.classes)), round, settings) for one in predictors]
+    found = [
+        evaluate_round(one, Known(stream, frozenset(one.classes)), round, settings)
+        for one in predictors
+    ]
     merged: dict[str, Any] = _mean(found)
     return merged
 

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import torch
 
-from fedbnn.federation.audience import Audience
+from fedbnn.federation.stream import Stream
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator
 
 
-class Pooled:
+class JointStream:
     """One client, number 0. In round r it trains on N_r images drawn from all that participants of rounds 1..r were given.
 
     N_r is how many images the participants of round r hold. An image shown in several rounds counts as often.
     """
 
-    def __init__(self, stream: Audience) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._sizes: dict[int, dict[int, int]] = {}
         self._drawn: tuple[int, ImageSet] | None = None
@@ -57,7 +57,11 @@ class Pooled:
         owners = [(past, client) for past in range(1, round + 1) for client in self._size(past)]
         sizes = torch.tensor([self._size(past)[client] for past, client in owners])
         wanted = sum(self._size(round).values())
-        chosen = torch.randperm(int(sizes.sum()), generator=generator(0, "pool", round))[:wanted].sort().values
+        chosen = (
+            torch.randperm(int(sizes.sum()), generator=generator(0, "pool", round))[:wanted]
+            .sort()
+            .values
+        )
         ends = sizes.cumsum(0)
         place = torch.searchsorted(ends, chosen, right=True)
         parts = []
@@ -69,11 +73,18 @@ class Pooled:
     def _size(self, round: int) -> dict[int, int]:
         """How many images each participant of a round holds."""
         if round not in self._sizes:
-            held = {client: self.stream.counts(round, client) for client in self.stream.participants(round)}
+            held = {
+                client: self.stream.counts(round, client)
+                for client in self.stream.participants(round)
+            }
             self._sizes[round] = {client: sum(counts.values()) for client, counts in held.items()}
         return self._sizes[round]
 
 
 def joined(parts: list[ImageSet]) -> ImageSet:
     """Image sets with the same classes as one."""
-    return replace(parts[0], pixels=torch.cat([part.pixels for part in parts]), labels=torch.cat([part.labels for part in parts]))
+    return replace(
+        parts[0],
+        pixels=torch.cat([part.pixels for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+    )

@@ -14,7 +14,7 @@ FOLDER = "folder:"
 
 
 @dataclass(frozen=True)
-class Shelf:
+class DatasetRegistry:
     """Where data sets are kept, and how they are brought in."""
 
     data_dir: Path
@@ -44,4 +44,8 @@ def check_source(source: str) -> None:
         return
     close = difflib.get_close_matches(source, SOURCES, n=1)
     guess = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SOURCES)}"
-    raise ConfigError(f"unknown source {source!r}", "stream.sources", f"{guess} For images of your own write folder:PATH")
+    raise ConfigError(
+        f"unknown source {source!r}",
+        "stream.sources",
+        f"{guess} For images of your own write folder:PATH",
+    )

@@ -5,7 +5,7 @@ from typing import Protocol
 from fedbnn.images import ImageSet
 
 
-class Audience(Protocol):
+class Stream(Protocol):
     """Who takes part in the rounds, and with what: the stream as server and clients see it."""
 
     @property

@@ -1,6 +1,6 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`. Loading runs nothing.
 
-trunk.<parameter>.loc, trunk.<parameter>.scale    posterior of each weight (no scale for a point)
+backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight (no scale for a point)
 buffers                                           statistics of batch norm, in one vector
 rows.loc, rows.scale, rows.samples                the library, one row (weights, bias) per class
 places.mean, places.count, places.scatter, ...    the class posteriors, where there are any
@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedbnn.bayes.layout import Layout, layout_of
+from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.errors import RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads.discriminant import ClassPrior, Reading
 from fedbnn.heads.predictor import Predictor
-from fedbnn.images import ImageSet, Look
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.networks import NETWORKS
 from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
@@ -38,7 +38,7 @@ class Card:
     network: Mapping[str, Any]
     image_shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    look: Look
+    preprocess: Preprocess
     bayes_norm: bool = True
     temperature: float = 1.0
     head_rows: float = 0.0
@@ -71,8 +71,8 @@ class Model:
 
     def __init__(self, card: Card, state: State) -> None:
         self.card, self.state = card, state
-        self.trunk = build_trunk(card)
-        self.layout = layout_of(self.trunk, card.bayes_norm)
+        self.backbone = build_backbone(card)
+        self.layout = layout_of(self.backbone, card.bayes_norm)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -81,16 +81,24 @@ class Model:
 
     def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
         """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
-        predictor = Predictor(self.trunk, self.layout, self.state, samples, seed, self.card.reading)
+        predictor = Predictor(
+            self.backbone, self.layout, self.state, samples, seed, self.card.reading
+        )
         labels = torch.zeros(len(images), dtype=torch.long)
-        scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.look))
+        scores = predictor.scores(ImageSet(images, labels, predictor.classes, self.card.preprocess))
         sampled = scores.softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
-        return Prediction(mean, predictor.classes, names, metrics.entropy(mean), metrics.mutual_information(sampled))
+        return Prediction(
+            mean,
+            predictor.classes,
+            names,
+            metrics.entropy(mean),
+            metrics.mutual_information(sampled),
+        )
 
 
-def build_trunk(card: Card) -> nn.Module:
+def build_backbone(card: Card) -> nn.Module:
     """The network of a card, untrained."""
     options = {key: value for key, value in card.network.items() if key != "name"}
     return NETWORKS[str(card.network["name"])](tuple(card.image_shape), **options)
@@ -105,9 +113,14 @@ def save_model(run_dir: Path, card: Card, state: State, layout: Layout) -> None:
 
 def _by_site(state: State, layout: Layout) -> dict[str, Tensor]:
     """Locations and scales by the names of the network's parameters."""
-    sites = {f"trunk.{name}.loc": value for name, value in layout.views(state["trunk"]).items()}
+    sites = {
+        f"backbone.{name}.loc": value for name, value in layout.views(state["backbone"]).items()
+    }
     if state.bayesian:
-        sites |= {f"trunk.{name}.scale": value for name, value in layout.views(state["trunk.scale"]).items()}
+        sites |= {
+            f"backbone.{name}.scale": value
+            for name, value in layout.views(state["backbone.scale"]).items()
+        }
     sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
     return sites | {"rows.loc": state["rows"]}
 
@@ -118,8 +131,8 @@ def load(run_dir: Path | str) -> Model:
     try:
         facts = json.loads((folder / CARD).read_text())
         sites = load_file(folder / MODEL)
-        card = Card(**{**facts, "look": _look(facts["look"])})
-        layout = layout_of(build_trunk(card), card.bayes_norm)
+        card = Card(**{**facts, "preprocess": _preprocess(facts["preprocess"])})
+        layout = layout_of(build_backbone(card), card.bayes_norm)
         return Model(card, State(_flat(_fitting(sites, layout, card), layout), tuple(card.classes)))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
@@ -129,22 +142,34 @@ def load(run_dir: Path | str) -> Model:
 def _fitting(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:
     """The sites of a file, if they are those of the network and of the classes on its card."""
     for slot in layout.slots:
-        if sites[f"trunk.{slot.name}.loc"].shape != slot.shape:
+        if sites[f"backbone.{slot.name}.loc"].shape != slot.shape:
             raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")
     if len(card.classes) != len(sites["rows.loc"]):
-        raise ValueError(f"{len(sites['rows.loc'])} rows for the {len(card.classes)} classes in {CARD}")
+        raise ValueError(
+            f"{len(sites['rows.loc'])} rows for the {len(card.classes)} classes in {CARD}"
+        )
     return sites
 
 
-def _look(facts: Mapping[str, Any]) -> Look:
-    return Look(tuple(facts["mean"]), tuple(facts["deviation"]))
+def _preprocess(facts: Mapping[str, Any]) -> Preprocess:
+    return Preprocess(tuple(facts["mean"]), tuple(facts["deviation"]))
 
 
 def _flat(sites: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """The flat tensors of a state from the sites of a file."""
-    flat = {"trunk": torch.cat([sites[f"trunk.{slot.name}.loc"].reshape(-1) for slot in layout.slots])}
-    scaled = [sites[f"trunk.{slot.name}.scale"] for slot in layout.slots if f"trunk.{slot.name}.scale" in sites]
+    flat = {
+        "backbone": torch.cat(
+            [sites[f"backbone.{slot.name}.loc"].reshape(-1) for slot in layout.slots]
+        )
+    }
+    scaled = [
+        sites[f"backbone.{slot.name}.scale"]
+        for slot in layout.slots
+        if f"backbone.{slot.name}.scale" in sites
+    ]
     if scaled:
-        flat["trunk.scale"] = torch.cat([scale.reshape(-1) for scale in scaled])
-    kept = {name: value for name, value in sites.items() if name.startswith(KEPT) and name != "rows.loc"}
+        flat["backbone.scale"] = torch.cat([scale.reshape(-1) for scale in scaled])
+    kept = {
+        name: value for name, value in sites.items() if name.startswith(KEPT) and name != "rows.loc"
+    }
     return flat | kept | {"rows": sites["rows.loc"]}

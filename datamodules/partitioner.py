@@ -5,14 +5,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from datamodules.draws import Draw, shown_once
+from datamodules.budgets import SampleBudget, shown_once
 from datamodules.partitions import Assignment, Partition, draws
 from datamodules.scenarios import Integers, Schedule
 
 _ASSIGNMENTS_KEPT = 8
 
 
-class Dealer:
+class Partitioner:
     """Deals the images of each task to the clients that are on it.
 
     `labels[i]` is the class of image i and `images[t]` are the images of task t. Clients change over in one random
@@ -25,12 +25,12 @@ class Dealer:
         images: Sequence[Integers],
         schedule: Schedule,
         partition: Partition,
-        draw: Draw,
+        budget: SampleBudget,
         clients: int,
         seed: int,
     ) -> None:
         self.labels, self.images, self.schedule = labels, tuple(images), schedule
-        self.partition, self.draw, self.clients, self.seed = partition, draw, clients, seed
+        self.partition, self.budget, self.clients, self.seed = partition, budget, clients, seed
         self._assigned = lru_cache(_ASSIGNMENTS_KEPT)(self._assign)
         self._chosen = lru_cache(_ASSIGNMENTS_KEPT)(self._choose)
 
@@ -49,26 +49,38 @@ class Dealer:
     def assignment(self, task: int, round: int) -> Assignment:
         """The images of the task, divided among the clients that are on it this round."""
         passed = (self.clients, *self.schedule.moved(round, self.clients), 0)
-        return self._assigned(task, passed[task + 1], passed[task], round if self.draw.show_once else 0)
+        return self._assigned(
+            task, passed[task + 1], passed[task], round if self.budget.show_once else 0
+        )
 
     def _assign(self, task: int, first: int, last: int, round: int) -> Assignment:
         """Divide among the clients at the places first .. last - 1 of the order; `round` matters when images are shown once."""
         images = self.images[task]
-        if self.draw.show_once:
+        if self.budget.show_once:
             mixed = draws(self.seed, "show once", task).permutation(images)
             images = shown_once(mixed, task, round, self.schedule, self.clients)
         members = np.sort(self._order[first:last])
-        return Assignment.of(images, self.partition.owners(self.labels[images], members, self.clients, self.seed))
+        return Assignment.of(
+            images, self.partition.owners(self.labels[images], members, self.clients, self.seed)
+        )
 
     def participants(self, round: int, count: int) -> tuple[int, ...]:
         """A random sample of the clients that have images this round, in order."""
         return self._chosen(round, count)
 
     def _choose(self, round: int, count: int) -> tuple[int, ...]:
-        active = [task for task, clients in enumerate(self.schedule.clients_on(round, self.clients)) if clients]
+        active = [
+            task
+            for task, clients in enumerate(self.schedule.clients_on(round, self.clients))
+            if clients
+        ]
         ready = np.unique(np.concatenate([self.assignment(task, round).owners for task in active]))
         random = draws(self.seed, "participants", round)
-        return tuple(np.sort(random.choice(ready, min(count, len(ready)), replace=False, shuffle=False)).tolist())
+        return tuple(
+            np.sort(
+                random.choice(ready, min(count, len(ready)), replace=False, shuffle=False)
+            ).tolist()
+        )
 
     def owned(self, round: int, client: int) -> Integers:
         """All images that a client could show this round."""
@@ -78,14 +90,16 @@ class Dealer:
         """The images that a client trains on this round; a draw over the round is shared among its participants only."""
         owned = self.owned(round, client)
         count = self._count(round, client, participants, len(owned))
-        if count == len(owned) and not self.draw.replacement:
+        if count == len(owned) and not self.budget.replacement:
             return owned
         random = draws(self.seed, "draw", round, client)
-        return np.sort(random.choice(owned, count, replace=self.draw.replacement, shuffle=False))
+        return np.sort(random.choice(owned, count, replace=self.budget.replacement, shuffle=False))
 
     def _count(self, round: int, client: int, participants: Sequence[int], size: int) -> int:
-        if self.draw.samples_per_round is None or not size:
-            return self.draw.allowed([size])[0] if size else 0
+        if self.budget.samples_per_round is None or not size:
+            return self.budget.allowed([size])[0] if size else 0
         if client not in participants:
             return 0
-        return self.draw.allowed([len(self.owned(round, other)) for other in participants])[participants.index(client)]
+        return self.budget.allowed([len(self.owned(round, other)) for other in participants])[
+            participants.index(client)
+        ]
