@@ -19,7 +19,7 @@ REGIMES = ("task_aware", "class_agnostic")
 CONFIG = HERE.parent / "conf/cifar100_ci_fast.yaml"
 BASE = ("defaults", "", ())
 FACTORS = (
-    ("drift compensation", "method.head_drift=false", ()),
+    ("drift compensation", "head.drift=false", ()),
     ("SNN initialisation", "method.r_init=0", ()),
     ("temperature", "method.temperature=3e-3", ()),
     ("forgetting", "method.retention=0.8", ()),
@@ -28,7 +28,7 @@ FACTORS = (
     ("server step", "method.server_lr=1", ()),
     ("fold, without server step", "method.fold_by=moments", ("method.server_lr=1",)),
     ("temperature", "method.temperature=3e-5", ()),
-    ("rows beside the posteriors", "method.head_rows=0", ()),
+    ("rows beside the posteriors", "head.prototypes=0", ()),
 )
 """What is changed, how it is swept, and what must be set beside it."""
 

@@ -16,9 +16,8 @@ from typing import get_args
 
 import torch
 
-import train
 from fedbnn import export
-from fedbnn.config import Parsed, parse
+from fedbnn.cli.train import parse
 from fedbnn.evaluation.evaluation import evaluate_round
 from fedbnn.heads.discriminant import ClassPrior, Reading
 from fedbnn.heads.predictor import Predictor
@@ -39,14 +38,14 @@ def judged(
         str(run_dir / "config.yaml"),
         *(["--stream.data_dir", str(data_dir)] if data_dir else []),
     ]
-    parsed: Parsed = parse(words, train.SCHEMA)
+    parsed = parse(words)
     model, stream, settings = (
         export.load(run_dir),
         parsed.build("stream", seed=parsed["seed"]),
         parsed.build("evaluate"),
     )
     if "places.count" not in model.state:
-        raise SystemExit(f"{run_dir} has no class posteriors: train with --method.head gaussian")
+        raise SystemExit(f"{run_dir} has no class posteriors: train with --head gaussian")
     for reading in readings:
         warm = replace(reading, temperature=model.card.temperature)
         predictor = Predictor(
@@ -89,14 +88,14 @@ def main() -> None:
         help="directories of finished runs with class posteriors",
     )
     parser.add_argument(
-        "--rows", nargs="+", type=float, default=[0.0], help="values of method.head_rows"
+        "--rows", nargs="+", type=float, default=[0.0], help="values of head.prototypes"
     )
     parser.add_argument(
         "--priors",
         nargs="+",
         choices=get_args(ClassPrior),
         default=["uniform"],
-        help="of method.head_prior",
+        help="of head.prior",
     )
     parser.add_argument(
         "--data_dir", type=Path, help="where the images are, if not where the runs found them"

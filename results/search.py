@@ -23,12 +23,12 @@ HERE = Path(__file__).resolve().parent
 
 def trial(words: list[str]) -> dict:
     """Train one trial in this process; its averages with both heads."""
-    import train
-    from fedbnn.config import parse
-    from fedbnn.federation import runner
+    from fedbnn.cli.compose import compose
+    from fedbnn.cli.train import parse
+    from fedbnn.federation import experiment
 
     with tempfile.TemporaryDirectory() as folder:
-        found = runner.conduct(train.plan(parse(words, train.SCHEMA), Path(folder) / "run"))
+        found = experiment.run(compose(parse(words), Path(folder) / "run"))
     keep = ("avg_ts", "avg_fin", "fin", "nll", "ece")
     heads = {
         head: {
@@ -46,7 +46,7 @@ def run(asked: dict, options: argparse.Namespace) -> dict:
     method = pairs.pop("method")
     fixed = {"stream.data_dir": options.data_dir, "stream.validation": "true", "track.wandb": "off"}
     fixed |= {"evaluate.every": "0", "evaluate.both_heads": "true"}
-    words = ["--config", options.config, "--method", method, "--method.head", "gaussian"]
+    words = ["--config", options.config, "--method", method, "--head", "gaussian"]
     words += [word for key, value in {**fixed, **pairs}.items() for word in (f"--{key}", value)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, __file__, "--trial", json.dumps(words)]

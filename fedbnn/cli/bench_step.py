@@ -1,4 +1,4 @@
-"""One training step: Bayesian against standard, on the same network, batch and optimiser family, one thread."""
+"""One training step, Bayesian against standard: same network, batch, optimiser, one thread."""
 
 import importlib.util
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedbnn import memory
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
-from fedbnn.cli.interleaved import interleaved, summary
+from fedbnn.cli.bench import interleaved, summary
 from fedbnn.networks import NETWORKS, Classifier
 
 IMAGE, CLASSES, LR = (3, 32, 32), 25, 1e-3
@@ -85,7 +85,7 @@ def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Los
 
 
 def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
-    """The library the paper used: every convolution and linear layer Bayesian, its KL loss beside cross-entropy."""
+    """The library the paper used: Bayesian layers, its KL loss beside cross-entropy."""
     import torchbnn
 
     module = Classifier(NETWORKS[network](IMAGE), CLASSES)
@@ -104,29 +104,11 @@ def _convert(module: nn.Module, torchbnn: Any) -> None:
     prior = {"prior_mu": 0.0, "prior_sigma": 0.05}
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
-            size, step, edge, bias = (
-                child.kernel_size,
-                child.stride,
-                child.padding,
-                child.bias is not None,
-            )
-            made = torchbnn.BayesConv2d(
-                in_channels=child.in_channels,
-                out_channels=child.out_channels,
-                kernel_size=size,
-                stride=step,
-                padding=edge,
-                bias=bias,
-                **prior,
-            )
-            setattr(module, name, made)
+            shape = child.in_channels, child.out_channels, child.kernel_size, child.stride
+            how = {"padding": child.padding, "bias": child.bias is not None}
+            setattr(module, name, torchbnn.BayesConv2d(*prior.values(), *shape, **how))
         elif isinstance(child, nn.Linear):
-            setattr(
-                module,
-                name,
-                torchbnn.BayesLinear(
-                    in_features=child.in_features, out_features=child.out_features, **prior
-                ),
-            )
+            sizes = child.in_features, child.out_features
+            setattr(module, name, torchbnn.BayesLinear(*prior.values(), *sizes))
         else:
             _convert(child, torchbnn)

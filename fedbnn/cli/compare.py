@@ -1,39 +1,40 @@
-"""`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in the tables of the field."""
+"""`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in tables."""
 
+import json
 import os
+import subprocess
+import sys
+import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from fedbnn.cli import grid
-from fedbnn.cli.arguments import Arguments, numbers, positive, words
-from fedbnn.cli.grid import Cell, Sweep
 from fedbnn.cli.grid_progress import GridProgress
-from fedbnn.cli.pool import Pool
-from fedbnn.cli.signals import Stopped, owned
-from fedbnn.config import parse
+from fedbnn.cli.main import Arguments, numbers, positive, words
+from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
-from fedbnn.federation.runner import MAY_DIFFER
-from fedbnn.report import comparison_tables, sweeps
-from fedbnn.report import page as report
-from fedbnn.storage import runs
+from fedbnn.federation.experiment import MAY_DIFFER
+from fedbnn.report import comparison_tables, page, sweeps
+from fedbnn.storage import manifests, runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.tracking import console
-from train import SCHEMA
 
-SET = "a setting for all runs, or for those of one method"
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LOOK_SECONDS, PATIENCE_SECONDS = 0.5, 20.0
 
 
 def main(argv: Sequence[str]) -> int:
     """Run what is not done yet, then write and print what all runs say together."""
     options = _options(argv)
-    sweep, title = options.sweep, Path(options.config).stem
+    title = Path(options.config).stem
     directory = Path(options.out or f"runs/compare-{title}")
-    _check_special(options)
-    planned = grid.cells(options.methods, options.seeds, dict(options.set), sweep, directory)
+    planned = grid(options.methods, options.seeds, dict(options.set), options.sweep, directory)
     cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
     pool = Pool(options.config, options.jobs, directory / "logs")
     screen = Console(highlight=False)
@@ -43,46 +44,36 @@ def main(argv: Sequence[str]) -> int:
     except Stopped as stopped:
         screen.print("stopped; the same command goes on from here", soft_wrap=True)
         return int(stopped.code)
-    _write(cells, sweep, directory, title)
+    _write([cell for cell in cells if cell.finished], options.sweep, directory, title)
     for cell, (code, reason) in pool.failures.items():
-        screen.print(
-            f"{cell.name} failed with exit code {code}: {reason}", soft_wrap=True, markup=False
-        )
+        line = f"{cell.name} failed with exit code {code}: {reason}"
+        screen.print(line, soft_wrap=True, markup=False)
     return max((abs(code) or 1 for code, _ in pool.failures.values()), default=0)
 
 
 def _options(argv: Sequence[str]) -> Namespace:
-    parser = Arguments(
-        "compare",
-        "Compare methods over seeds on one stream; stopping and starting again continues.",
-    )
-    parser.add_argument("--config", required=True, help="YAML file of the experiment")
-    parser.add_argument(
-        "--methods", type=words, default=["fedbnn", "fedavg"], help="names with commas between them"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=numbers,
-        default=[0, 1, 2],
-        help="numbers with commas between them (default: 0,1,2)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=positive,
-        default=os.cpu_count() or 1,
-        help="runs at the same time (default: one a core)",
-    )
-    parser.add_argument(
-        "--set", type=_pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=SET
-    )
-    parser.add_argument(
-        "--sweep",
-        type=_sweep,
-        metavar="[METHOD:]KEY=V1,V2,...",
-        help="a setting to vary, with its plot",
-    )
-    parser.add_argument("--out", help="directory of the comparison (default: runs/compare-NAME)")
-    return parser.parse_args(argv)
+    """What the command line says; a setting for one method needs that method."""
+    about = "Compare methods over seeds on one stream; stopping and starting again continues."
+    parser = Arguments("compare", about)
+    add, several = parser.add_argument, "with commas between them"
+    add("--config", required=True, help="YAML file of the experiment")
+    add("--methods", type=words, default=["fedbnn", "fedavg"], help=f"names {several}")
+    add("--seeds", type=numbers, default=[0, 1, 2], help=f"numbers {several} (default: 0,1,2)")
+    jobs, about = os.cpu_count() or 1, "runs at the same time (default: one a core)"
+    add("--jobs", type=positive, default=jobs, help=about)
+    metavar, about = "[METHOD:]KEY=VALUE", "a setting for all runs, or for those of one method"
+    add("--set", type=_pair, action="append", default=[], metavar=metavar, help=about)
+    metavar, about = "[METHOD:]KEY=V1,V2,...", "a setting to vary, with its plot"
+    add("--sweep", type=_sweep, metavar=metavar, help=about)
+    add("--out", help="directory of the comparison (default: runs/compare-NAME)")
+    options = parser.parse_args(argv)
+    special = {key.partition(":")[0]: key for key, _ in options.set if ":" in key}
+    if options.sweep and options.sweep.method:
+        special[options.sweep.method] = options.sweep.key
+    for method in special.keys() - set(options.methods):
+        what = f"a setting is for {method}, which is not compared"
+        raise ConfigError(what, special[method], "name it in --methods, or leave it out")
+    return options
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -92,64 +83,191 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _check_special(options: Namespace) -> None:
-    """A setting for one method needs that method."""
-    special = [(key.partition(":")[0], key) for key, _ in options.set if ":" in key]
-    if options.sweep and options.sweep.method:
-        special.append((options.sweep.method, options.sweep.key))
-    for method, key in special:
-        if method not in options.methods:
-            raise ConfigError(
-                f"a setting is for {method}, which is not compared",
-                key,
-                "name it in --methods, or leave it out",
-            )
-
-
-def _sweep(text: str) -> Sweep:
-    """The setting to vary, its values, and perhaps the one method it is for."""
+def _sweep(text: str) -> "Sweep":
     name, values = _pair(text)
     method, _, key = name.rpartition(":")
     return Sweep(key, tuple(words(values)), method or None)
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One run: which method and seed, what else is set, where it lives, how many rounds it has."""
+
+    method: str
+    seed: int
+    settings: tuple[tuple[str, str], ...]
+    directory: Path
+    rounds: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.directory.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its results are there."""
+        return all(
+            map(Path.is_file, (self._file("results.json"), self._file("state/finished.json")))
+        )
+
+    def done(self) -> int:
+        """Rounds committed so far."""
+        return max(manifests.rounds(self._file("state")), default=0)
+
+    def words(self, config: str) -> list[str]:
+        """The words of `fedbnn train`, new or begun; a setting wins over what stands before it."""
+        where, group = str(self.directory), self.directory.parent.resolve().name
+        own = {"config": config, "method": self.method, "seed": str(self.seed), "run_dir": where}
+        own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
+        begun = {"resume": where} if self._file("state/config.json").is_file() else {}
+        return [word for key, value in (own | begun).items() for word in (f"--{key}", value)]
+
+    def command(self, config: str) -> list[str]:
+        """The process that runs it."""
+        return [sys.executable, "-m", "fedbnn", "train", *self.words(config)]
+
+    def results(self) -> dict[str, Any]:
+        """Its results.json."""
+        return dict(json.loads(self._file("results.json").read_text()))
+
+    def _file(self, name: str) -> Path:
+        return self.directory / name
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One setting that takes several values, such as `stream.clients_per_round=10,20,40,60`.
+
+    With a `method` it is a setting of that method alone; the others are run once, to compare with.
+    """
+
+    key: str
+    values: tuple[str, ...]
+    method: str | None = None
+
+    def of(self, cell: Cell) -> str | None:
+        """The value a cell has; None if it is not varied."""
+        return dict(cell.settings).get(self.key) if self.method in (None, cell.method) else None
+
+
+def grid(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    settings: Mapping[str, str],
+    sweep: Sweep | None,
+    directory: Path,
+) -> list[Cell]:
+    """Every cell; the seeds of all methods first, so that a table fills evenly.
+
+    A setting `KEY` is for all methods, `METHOD:KEY` for one of them, where it wins.
+    """
+    cells = []
+    for seed, method in product(seeds, methods):
+        own = {key: value for key, value in settings.items() if ":" not in key}
+        special = [key for key in settings if key.startswith(f"{method}:")]
+        own |= {key.removeprefix(f"{method}:"): settings[key] for key in special}
+        varied: list[tuple[dict[str, str], str]] = [({}, f"{method}-s{seed}")]
+        if sweep and sweep.method in (None, method):
+            varied = [({sweep.key: value}, f"{method}-s{seed}-{value}") for value in sweep.values]
+        cells += [Cell(method, seed, (*(own | one).items(),), directory / f) for one, f in varied]
+    return cells
+
+
 def _rounds(cell: Cell, config: str) -> int:
-    """How many rounds a cell has; a wrong name or value, or results of other settings, are found before anything starts."""
-    parsed = parse(cell.words(config), SCHEMA)
+    """How many rounds a cell has; a wrong name or value is found before anything starts.
+
+    So are results of other settings in the place where this cell would leave its own.
+    """
+    parsed = parse(cell.words(config))
     if cell.finished:
-        with Ledger(cell.directory, parsed["keep_rounds"]) as ledger:
+        with Ledger(cell.directory) as ledger:
             runs.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 
 
-def _write(cells: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
-    """What the finished cells say together; of a sweep, first each value by itself, then all of them."""
-    done = [cell for cell in cells if cell.finished]
-    if sweep is None:
-        _together(done, directory, title)
+@dataclass
+class Pool:
+    """At most `jobs` cells at a time, each a process of one thread; one that fails sinks no other.
+
+    `failures` says why a cell has no results.
+    """
+
+    config: str
+    jobs: int
+    logs: Path
+    running: dict[Cell, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    started: dict[Cell, float] = field(default_factory=dict)
+    failures: dict[Cell, tuple[int, str]] = field(default_factory=dict)
+
+    def run(self, cells: Sequence[Cell], watch: Callable[["Pool"], None]) -> None:
+        """Run the cells that are not finished; `watch` is called about twice a second."""
+        waiting = [cell for cell in cells if not cell.finished]
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with self._ending_all():
+            while waiting or self.running:
+                while waiting and len(self.running) < self.jobs:
+                    self._start(waiting.pop(0))
+                time.sleep(LOOK_SECONDS)
+                self._collect()
+                watch(self)
+
+    def _start(self, cell: Cell) -> None:
+        environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        with self._log(cell).open("ab") as log:
+            command = cell.command(self.config)
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self.running[cell] = process
+        self.started[cell] = time.monotonic()
+
+    def _collect(self) -> None:
+        """Take note of the cells that have ended."""
+        for cell, process in list(self.running.items()):
+            code = process.poll()
+            if code is not None:
+                del self.running[cell]
+                if code or not cell.finished:
+                    said = self._log(cell).read_text(errors="replace").split("\n")
+                    lines = [line.strip() for line in said if line.strip()]
+                    self.failures[cell] = code, lines[-1] if lines else "no word"
+
+    def _log(self, cell: Cell) -> Path:
+        return self.logs / f"{cell.name}.txt"
+
+    @contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """However this ends, no process is left behind: asked first, then made to."""
+        try:
+            yield
+        finally:
+            for process in self.running.values():
+                process.terminate()
+            end = time.monotonic() + PATIENCE_SECONDS
+            for process in self.running.values():
+                try:
+                    process.wait(max(0.1, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
+    """What the finished cells say together; of a sweep first each value by itself, then all."""
+    if not done:
         return
-    for value in sweep.values:
-        mine = [cell for cell in done if sweep.of(cell) in (value, None)]
-        if mine:
-            named = directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}"
-            report.write_comparison([cell.directory for cell in mine], *named)
-    _swept(done, sweep, directory, f"{title}, {sweep.key} = {', '.join(sweep.values)}")
-
-
-def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
-    """Report, tables and figures of these cells, and the main tables on the screen."""
-    if cells:
-        written = report.write_comparison([cell.directory for cell in cells], directory, title)
-        console.show(
-            comparison_tables.main([cell.results() for cell in cells]), f"report  {written.page}"
+    if sweep is None:
+        written = page.write_comparison([cell.directory for cell in done], directory, title)
+        tables = comparison_tables.main([cell.results() for cell in done])
+    else:
+        for value in sweep.values:
+            mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
+            if mine:
+                said = f"{sweep.key}={value}"
+                page.write_comparison(mine, directory / said, f"{title}, {sweep.key} = {value}")
+        values, title = (
+            {c.directory: sweep.of(c) for c in done},
+            f"{title}, {sweep.key} = {', '.join(sweep.values)}",
         )
-
-
-def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:
-    """Report, tables and figures with a line per method and value, and the averages on the screen."""
-    if cells:
-        written = report.write_sweep(
-            sweep.key, {cell.directory: sweep.of(cell) for cell in cells}, directory, title
-        )
-        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in cells])
-        console.show([comparison_tables.averages(named)], f"report  {written.page}")
+        written = page.write_sweep(sweep.key, values, directory, title)
+        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in done])
+        tables = [comparison_tables.averages(named)]
+    console.show(tables, f"report  {written.page}")

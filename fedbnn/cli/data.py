@@ -1,4 +1,4 @@
-"""`fedbnn data [NAME ...]`: list the data sets and where they belong; fetch and decode those named."""
+"""`fedbnn data [NAME ...]`: list the data sets and where they belong; make those named ready."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from datamodules.registry import DatasetRegistry
 from datamodules.settings import folders
 from datamodules.sources import SOURCES
-from fedbnn.cli.arguments import Arguments
+from fedbnn.cli.main import Arguments
 from fedbnn.errors import DataError
 
 
@@ -20,9 +20,8 @@ def main(argv: Sequence[str]) -> int:
         print(_ready(registry, name))
     if not options.names:
         print("\n".join(_state(name, data) for name in SOURCES))
-        print(
-            f"{'folder:PATH':<15} images of your own: PATH/train/<class>/*.png and PATH/test/<class>/*.png below {data}"
-        )
+        own = "images of your own: PATH/train/<class>/*.png and PATH/test/<class>/*.png"
+        print(f"{'folder:PATH':<15} {own} below {data}")
     return 0
 
 

@@ -1,43 +1,115 @@
 """The command `fedbnn`: finds the subcommand and sees that it ends with a documented exit code."""
 
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
 
 from fedbnn import __version__
 from fedbnn.cli import COMMANDS
-from fedbnn.cli.outcome import ended
-from fedbnn.errors import ConfigError
-from fedbnn.suggest import did_you_mean
+from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `fedbnn ARGV`; the exit code is documented in fedbnn.cli.explain."""
+    """Run `fedbnn ARGV`; `fedbnn explain` says what its exit codes mean."""
     words = sys.argv[1:] if argv is None else list(argv)
     return ended(lambda: _run(words))
+
+
+def ended(action: Callable[[], int]) -> int:
+    """Run a command and give its exit code; a failure with a name is one line on standard error."""
+    try:
+        return action()
+    except FedBNNError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.code)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return int(Exit.INTERRUPTED)
 
 
 def _run(words: Sequence[str]) -> int:
     """Answer what concerns the command as a whole, and hand the rest to the subcommand."""
     if not words or words[0] in ("-h", "--help"):
-        print(_usage())
+        lines = [f"  fedbnn {name:<9} {summary}" for name, summary in COMMANDS.items()]
+        print("\n".join(["usage: fedbnn COMMAND ...", "", *lines, ""]))
+        print("fedbnn COMMAND --help says more.")
         return 0
     if words[0] == "--version":
         print(f"fedbnn {__version__}")
         return 0
-    return _subcommand(words[0], words[1:])
+    return subcommand(words[0])(words[1:])
 
 
-def _subcommand(name: str, words: Sequence[str]) -> int:
-    """Import the subcommand's file, and only that, and run it."""
+def subcommand(name: str) -> Callable[[Sequence[str]], int]:
+    """What runs a subcommand; only its own file is imported."""
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
-    return int(import_module(f"fedbnn.cli.{name}").main(words))
+    here: dict[str, Callable[[Sequence[str]], int]] = {"report": _report, "explain": _explain}
+    if name in here:
+        return here[name]
+    found: Callable[[Sequence[str]], int] = import_module(f"fedbnn.cli.{name}").main
+    return found
 
 
-def _usage() -> str:
-    """The list of subcommands."""
-    lines = [f"  fedbnn {name:<9} {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        ["usage: fedbnn COMMAND ...", "", *lines, "", "fedbnn COMMAND --help says more."]
-    )
+def _explain(argv: Sequence[str]) -> int:
+    """Print the help text of one exit code, or of all."""
+    parser = Arguments("explain", "Say what an exit code means and what helps.")
+    parser.add_argument("code", type=int, nargs="?", help="the exit code; without it all of them")
+    code = parser.parse_args(argv).code
+    print("\n\n".join(explain(one) for one in Exit) if code is None else explain(code))
+    return 0
+
+
+def _report(argv: Sequence[str]) -> int:
+    """One directory: its own page. Several: a comparison."""
+    from fedbnn.report import page
+
+    parser = Arguments("report", "Write report.html of a run, or of several runs together.")
+    about = "directories of finished runs"
+    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help=about)
+    together, about = Path("runs/comparison"), "where a comparison goes"
+    parser.add_argument("--out", type=Path, default=together, help=about)
+    options = parser.parse_args(argv)
+    if len(options.run_dirs) > 1:
+        written = page.write_comparison(options.run_dirs, options.out, options.out.name)
+    else:
+        written = page.write_run(options.run_dirs[0])
+    print(f"report  {written.page}")
+    return 0
+
+
+class Arguments(ArgumentParser):
+    """An ArgumentParser whose errors are ours, so they end in one line and exit code 2."""
+
+    def __init__(self, command: str, about: str) -> None:
+        super().__init__(prog=f"fedbnn {command}", description=about, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage."""
+        raise ConfigError(message, self.prog, f"see {self.prog} --help")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def words(text: str) -> list[str]:
+    """Words with commas between them, each once."""
+    found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise ArgumentTypeError("expected at least one word, or several with commas between them")
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers with commas between them, each once."""
+    found = words(text)
+    if not all(word.isdecimal() for word in found):
+        raise ArgumentTypeError(f"expected whole numbers with commas between them, got {text!r}")
+    return [int(word) for word in found]

@@ -1,4 +1,4 @@
-"""`fedbnn predict RUN_DIR IMAGE_OR_FOLDER...`: what a trained model sees in pictures, and how sure it is."""
+"""`fedbnn predict RUN_DIR PICTURES`: what a trained model sees in them, and how sure it is."""
 
 import json
 from argparse import Namespace
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbnn import export, picture_files
-from fedbnn.cli.arguments import Arguments, positive
+from fedbnn.cli.main import Arguments, positive
 from fedbnn.export import Prediction
 
 

@@ -1,4 +1,4 @@
-"""What a configuration may hold, as values: a schema is a mapping from top-level keys to these."""
+"""What a configuration may hold, as values: a schema maps top-level keys to these."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,29 +25,30 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What one name stands for: something to build, and the defaults that this name changes."""
-
-    build: Builder
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Named:
-    """A section whose key `name` chooses what is built; `method: fedavg` is short for `method: {name: fedavg}`."""
+    """A section whose key `name` says what is built; `method: fedavg` is short for {name: fedavg}.
 
-    choices: Mapping[str, Choice]
-    default: str
+    `default` is the name where none is said: one word, or a word for each name of the section that
+    it `follows`, which stands before it. `presets` are defaults that a name changes.
+    """
+
+    choices: Mapping[str, Builder]
+    default: str | Mapping[str, str]
+    follows: str = ""
     given: Collection[str] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Free:
-    """A section handed on as it is; only the names of its keys are checked."""
+    """Arguments of a class that somebody else makes: only those that are set are kept.
 
-    keys: Collection[str]
+    `refused` are arguments that are set elsewhere, each with a word on where.
+    """
+
+    of: type[Any]
+    refused: Mapping[str, str] = field(default_factory=dict)
     help: str = ""
 
 
-Entry: TypeAlias = Value | Section | Named | Free
-Schema: TypeAlias = Mapping[str, Entry]
+Schema: TypeAlias = Mapping[str, Value | Section | Named | Free]

@@ -11,7 +11,6 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import NumericalError
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.stream import Stream
 from fedbnn.heads.places import EXCHANGE, PlacesExchange, without_places
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import BoundaryMethod, Method
@@ -20,6 +19,7 @@ from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import Spool
+from fedbnn.stream import Stream
 from fedbnn.wire import digest
 
 Record = dict[str, Any]

@@ -20,14 +20,14 @@ from fedbnn.methods.scaffold import Scaffold
 
 @dataclass(frozen=True)
 class Preset:
-    """A method class, and the defaults that differ from its own."""
+    """A method class, the defaults that differ from its own, and the head it predicts with."""
 
     method: type[Method]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    head: str = "linear"
 
 
 PRINTED: Mapping[str, Any] = {
-    "head": "linear",
     "temperature": 1.0,
     "scale_gain": 0.05,
     "scale_constant": True,
@@ -36,7 +36,7 @@ PRINTED: Mapping[str, Any] = {
 """What the paper prints or its released code has, where ours differs."""
 
 METHODS: Mapping[str, Preset] = {
-    "fedbnn": Preset(FedBNN, {"head": "gaussian"}),
+    "fedbnn": Preset(FedBNN, head="gaussian"),
     "fedbnn_paper": Preset(
         FedBNN, {**PRINTED, "fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
     ),

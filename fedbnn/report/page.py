@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedbnn import __version__
-from fedbnn.config import strict_yaml
+from fedbnn.config import yaml as strict_yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import (
     comparison_figures,

@@ -119,7 +119,7 @@ def test_registered_clients_and_participants_are_measured_each_in_its_own_proces
     assert rows[3]["peak_mib"] < 1.1 * rows[2]["peak_mib"], (
         "36 more updates of 9 MB each, folded one by one"
     )
-    assert files(home).keys() >= {"scale.json", "scale.png"}
+    assert "scale.json" in files(home)
     assert "registered" in capsys.readouterr().out
 
 

@@ -1,7 +1,6 @@
 """The command `fedbnn`."""
 
 import ast
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import fedbnn.cli
 from fedbnn import __version__
 from fedbnn.cli import COMMANDS
-from fedbnn.cli.main import main
+from fedbnn.cli.main import main, subcommand
 from fedbnn.errors import Exit
 
 FOLDER = Path(fedbnn.cli.__file__).parent
@@ -17,7 +16,7 @@ FOLDER = Path(fedbnn.cli.__file__).parent
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_named_has_a_main(name: str) -> None:
-    assert callable(import_module(f"fedbnn.cli.{name}").main)
+    assert callable(subcommand(name))
 
 
 def test_every_file_with_a_main_is_named() -> None:
@@ -26,9 +25,8 @@ def test_every_file_with_a_main_is_named() -> None:
         stem: [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         for stem, tree in trees.items()
     }
-    assert {stem for stem, names in functions.items() if "main" in names} - {"main"} == set(
-        COMMANDS
-    )
+    named = {stem for stem, names in functions.items() if "main" in names}
+    assert named - {"main"} == COMMANDS.keys() - {"report", "explain"}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])

@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 
 from fedbnn.cli import grid_progress
-from fedbnn.cli.grid import Cell, Sweep, cells
+from fedbnn.cli.compare import Cell, Sweep
+from fedbnn.cli.compare import grid as cells
+from fedbnn.cli.compose import SCHEMA
 from fedbnn.cli.grid_progress import GridProgress, expected
-from fedbnn.config import parse
+from fedbnn.config.parse import parse
 from tests.cli.command import environment, fedbnn, files, started
-from train import SCHEMA
 
 STAND_IN = """
 import json, shutil, sys
@@ -43,7 +44,7 @@ def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> li
         return [sys.executable, "-c", STAND_IN, *map(str, told)]
 
     monkeypatch.setattr(Cell, "command", command)
-    monkeypatch.setattr("fedbnn.cli.pool.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("fedbnn.cli.compare.LOOK_SECONDS", 0.05)
     return failing
 
 
@@ -201,13 +202,13 @@ def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(
 
 
 def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
-    asked = {"client.lr": "1", "method.head": "gaussian", "local:method.head": "linear"}
+    asked = {"client.lr": "1", "head": "gaussian", "local:head": "linear"}
     mine = {
         cell.method: dict(cell.settings)
         for cell in cells(("fedavg", "local"), (0,), asked, None, tmp_path)
     }
-    assert mine["fedavg"] == {"client.lr": "1", "method.head": "gaussian"}
-    assert mine["local"] == {"client.lr": "1", "method.head": "linear"}
+    assert mine["fedavg"] == {"client.lr": "1", "head": "gaussian"}
+    assert mine["local"] == {"client.lr": "1", "head": "linear"}
 
 
 def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:

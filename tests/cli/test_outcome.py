@@ -5,7 +5,8 @@ from typing import NoReturn
 
 import pytest
 
-from fedbnn.cli.outcome import UNEXPECTED, ended, traceback_to
+from fedbnn.cli.main import ended
+from fedbnn.cli.train import UNEXPECTED, traceback_to
 from fedbnn.errors import DataError, Exit, FedBNNError, FederationError
 
 

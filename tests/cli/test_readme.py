@@ -2,14 +2,15 @@
 
 import re
 import shlex
-from importlib import import_module
+import sys
 from pathlib import Path
 
 import pytest
 
-import train
 from fedbnn.cli import COMMANDS
-from fedbnn.config import parse
+from fedbnn.cli.compose import SCHEMA
+from fedbnn.cli.main import subcommand
+from fedbnn.cli.train import parse
 from fedbnn.methods import METHODS, BoundaryMethod
 from tests.cli.command import ROOT
 
@@ -36,9 +37,9 @@ def test_a_training_command_is_understood(
     monkeypatch.chdir(ROOT)
     if {"--help", "--print_config"} & set(words):
         with pytest.raises(SystemExit, match="0"):
-            parse(words, train.SCHEMA)
+            parse(words)
     else:
-        parsed = parse(words, train.SCHEMA)
+        parsed = parse(words)
         assert parsed.build("stream", seed=0).rounds > 1
 
 
@@ -49,7 +50,7 @@ def test_another_command_is_understood(words: list[str], monkeypatch: pytest.Mon
     monkeypatch.chdir(ROOT)
     name, *rest = words
     assert name in COMMANDS
-    module = import_module(f"fedbnn.cli.{name}")
+    module = sys.modules[subcommand(name).__module__]
     if hasattr(module, "_options"):
         options = module._options(rest)
         assert not hasattr(options, "config") or Path(options.config).is_file()
@@ -65,7 +66,7 @@ def test_the_table_of_methods_is_complete_and_true() -> None:
 
 
 def test_the_table_of_engines_is_complete() -> None:
-    assert [name for name, _ in rows("Engines")] == list(train.SCHEMA["engine"].choices)
+    assert [name for name, _ in rows("Engines")] == list(SCHEMA["engine"].choices)
 
 
 def test_every_file_a_run_leaves_is_in_the_table(finished: Path) -> None:

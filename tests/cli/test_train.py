@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import train
+from fedbnn.cli.compose import SCHEMA
 from fedbnn.cli.main import main
-from fedbnn.cli.welcome import WELCOME
-from fedbnn.config import flags
+from fedbnn.cli.train import WELCOME
 from tests.cli.command import ROOT, fedbnn, files, final, process
 
 PROMISED = {
@@ -57,7 +56,7 @@ def test_the_command_alone_prints_three_commands_that_can_be_typed(tmp_path: Pat
     assert len(typed) == 3
     for python, script, *words in typed:
         assert (python, script) == ("python", "train.py")
-        assert (ROOT / str(flags.read(words).config)).is_file()
+        assert (ROOT / words[words.index("--config") + 1]).is_file()
 
 
 def test_a_run_in_a_pipe_is_plain_lines_and_the_same_bytes_as_in_any_process(
@@ -144,7 +143,7 @@ def test_judging_both_heads_gives_what_a_run_with_linear_rows_gives(home: Path) 
         "1",
     )
     assert fedbnn(*short, "--evaluate.both_heads", "true", "--run_dir", "both") == 0
-    assert fedbnn(*short, "--method.head", "linear", "--run_dir", "linear") == 0
+    assert fedbnn(*short, "--head", "linear", "--run_dir", "linear") == 0
     both, linear = (
         json.loads((home / name / "results.json").read_text()) for name in ("both", "linear")
     )
@@ -209,5 +208,5 @@ def test_the_log_tells_the_rounds(finished: Path) -> None:
 def test_every_key_of_the_schema_stands_in_the_kept_configuration(finished: Path) -> None:
     text = (finished / "config.yaml").read_text()
     assert [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()] == list(
-        train.SCHEMA
+        SCHEMA
     )

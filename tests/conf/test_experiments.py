@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import train
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.config import Parsed, parse
+from fedbnn.cli.compose import SCHEMA
+from fedbnn.config.parse import Parsed, parse
 from fedbnn.methods import METHODS
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -72,7 +72,7 @@ PAPER = (
 
 def read(name: str, *flags: str) -> Parsed:
     """The configuration of an experiment."""
-    return parse(["--config", str(CONF / f"{name}.yaml"), *flags], train.SCHEMA)
+    return parse(["--config", str(CONF / f"{name}.yaml"), *flags], SCHEMA)
 
 
 def shape_of(stream: dict[str, Any]) -> tuple[int, int, int]:

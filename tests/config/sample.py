@@ -1,22 +1,13 @@
 """A small schema with one of everything, for the tests of the configuration."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedbnn.config import Choice, Free, Named, Parsed, Section, Value, parse
+from jsonargparse.typing import ClosedUnitInterval, PositiveFloat
 
-
-@dataclass(frozen=True)
-class Window:
-    """A part nested in a section."""
-
-    rounds: int = 3
-    overlap: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, not {self.rounds}")
+from fedbnn.config.parse import Parsed, parse
+from fedbnn.config.schema import Free, Named, Section, Value
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,6 @@ class Client:
     optimizer: Literal["adam", "sgd"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
     clip: float | None = None
-    window: Window = field(default_factory=Window)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -60,6 +50,39 @@ class Proximal:
     mu: float = 0.1
 
 
+@dataclass(frozen=True)
+class Linear:
+    """Nothing to set, either."""
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """A head with options."""
+
+    decay: PositiveFloat = 0.9
+    share: ClosedUnitInterval | None = None
+
+
+class Plugin:
+    """Something a configuration names by its class."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+
+
+class Trainer:
+    """Somebody else makes it, from the arguments that are set."""
+
+    def __init__(
+        self,
+        accelerator: str = "auto",
+        devices: int | str = "auto",
+        precision: Literal[16, 32, "bf16"] | None = None,
+        plugins: list[Plugin] | None = None,
+        max_epochs: int | None = None,
+    ) -> None: ...
+
+
 def serial() -> str:
     """A function can be built, too."""
     return "serial"
@@ -79,16 +102,18 @@ SCHEMA = {
     "stream": Section(Stream, given={"seed"}),
     "client": Section(Client),
     "method": Named(
-        {
-            "fedavg": Choice(Average),
-            "fedprox": Choice(Proximal),
-            "strong": Choice(Proximal, {"mu": 9.0}),
-        },
+        {"fedavg": Average, "fedprox": Proximal, "strong": Proximal},
         "fedavg",
+        presets={"strong": {"mu": 9.0}},
     ),
-    "engine": Named({"serial": Choice(serial)}, "serial"),
+    "head": Named(
+        {"linear": Linear, "gaussian": Posteriors},
+        {"fedavg": "linear", "fedprox": "linear", "strong": "gaussian"},
+        follows="method",
+    ),
+    "engine": Named({"serial": serial}, "serial"),
     "track": Section(Track),
-    "trainer": Free(("accelerator", "devices", "precision"), "handed to the Trainer"),
+    "trainer": Free(Trainer, {"max_epochs": "it is client.epochs"}, "handed to the Trainer"),
 }
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import train
+from fedbnn.cli.compose import SCHEMA
 from fedbnn.cli.main import main
-from fedbnn.config import parse
+from fedbnn.config.parse import parse
 from fedbnn.config.schema import Named, Section
-from fedbnn.config.strict_yaml import dump
+from fedbnn.config.yaml import dump
 from fedbnn.errors import Exit
 from tests.config.test_mutations import JUNK, is_answered, places
 
@@ -24,29 +24,27 @@ QUICKSTART = CONF / "quickstart.yaml"
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(CONF)))
 def test_a_configuration_parses_builds_and_reads_back(file: Path, tmp_path: Path) -> None:
-    config = parse(["--config", str(file)], train.SCHEMA)
+    config = parse(["--config", str(file)], SCHEMA)
     stream = config.build("stream", seed=config["seed"])
     assert stream.rounds >= 1
-    for key, entry in train.SCHEMA.items():
+    for key, entry in SCHEMA.items():
         if isinstance(entry, Section | Named) and not entry.given:
             assert config.build(key) is not None
-    (tmp_path / "again.yaml").write_text(config.yaml(), encoding="utf-8")
-    assert parse(["--config", str(tmp_path / "again.yaml")], train.SCHEMA).values == config.values
+    (tmp_path / "again.yaml").write_text(dump(config.values), encoding="utf-8")
+    assert parse(["--config", str(tmp_path / "again.yaml")], SCHEMA).values == config.values
 
 
-@pytest.mark.parametrize(
-    "key", [key for key, entry in train.SCHEMA.items() if isinstance(entry, Named)]
-)
+@pytest.mark.parametrize("key", [key for key, entry in SCHEMA.items() if isinstance(entry, Named)])
 def test_every_name_has_options_that_parse(key: str) -> None:
-    for name in train.SCHEMA[key].choices:
-        values = parse(["--config", str(QUICKSTART), f"--{key}", name], train.SCHEMA)[key]
+    for name in SCHEMA[key].choices:
+        values = parse(["--config", str(QUICKSTART), f"--{key}", name], SCHEMA)[key]
         assert values["name"] == name
         again = [
             word
             for option, value in values.items()
             for word in (f"--{key}.{option}", dump_scalar(value))
         ]
-        assert parse(["--config", str(QUICKSTART), *again], train.SCHEMA)[key] == values
+        assert parse(["--config", str(QUICKSTART), *again], SCHEMA)[key] == values
 
 
 def dump_scalar(value: Any) -> str:
@@ -93,7 +91,7 @@ def test_train_alone_shows_the_three_commands_a_newcomer_needs(
     assert capsys.readouterr().out.count("  python train.py --config conf/quickstart.yaml") == 3
 
 
-WHOLE = parse(["--config", str(QUICKSTART)], train.SCHEMA).values
+WHOLE = parse(["--config", str(QUICKSTART)], SCHEMA).values
 
 
 @settings(
@@ -111,4 +109,4 @@ def test_a_damaged_configuration_never_gives_a_traceback(
         inner = inner[parent]
     inner[key] = data.draw(JUNK)
     (tmp_path / "config.yaml").write_text(dump(tree), encoding="utf-8", errors="surrogatepass")
-    assert is_answered(["--config", str(tmp_path / "config.yaml")], train.SCHEMA, "stream")
+    assert is_answered(["--config", str(tmp_path / "config.yaml")], SCHEMA, "stream")

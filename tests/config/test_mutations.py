@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedbnn.config import Schema, parse
-from fedbnn.config.strict_yaml import dump
+from fedbnn.config.parse import parse
+from fedbnn.config.schema import Schema
+from fedbnn.config.yaml import dump
 from fedbnn.errors import ConfigError
 from tests.config.sample import SCHEMA
 

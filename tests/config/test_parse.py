@@ -5,15 +5,26 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedbnn.config import Section, parse, restored
+from fedbnn.config.parse import parse, restored
+from fedbnn.config.schema import Section
+from fedbnn.config.yaml import dump
 from fedbnn.errors import ConfigError
-from tests.config.sample import SCHEMA, Average, Client, Proximal, Window, parsed
+from tests.config.sample import (
+    SCHEMA,
+    Average,
+    Client,
+    Linear,
+    Plugin,
+    Posteriors,
+    Proximal,
+    parsed,
+)
 
 FULL = """
 name: first
 seed: 7
 stream: {sources: [a, b], clients: 50, once: true}
-client: {lr: 1e-3, optimizer: sgd, betas: [0.5, 0.6], clip: 2, window: {rounds: 9}}
+client: {lr: 1e-3, optimizer: sgd, betas: [0.5, 0.6], clip: 2}
 method: {name: fedprox, mu: 2}
 trainer: {accelerator: cpu, devices: 2}
 """
@@ -21,9 +32,9 @@ trainer: {accelerator: cpu, devices: 2}
 
 def test_running_the_written_configuration_again_gives_the_same_one(tmp_path: Path) -> None:
     once = parsed(tmp_path, FULL, "--track.wandb", "off")
-    twice = parsed(tmp_path, once.yaml())
+    twice = parsed(tmp_path, dump(once.values))
     assert twice.values == once.values
-    assert twice.yaml() == once.yaml()
+    assert dump(twice.values) == dump(once.values)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +46,7 @@ def test_words_that_look_like_something_else_survive_writing_and_reading(
     once = parsed(tmp_path, yaml.safe_dump({"name": "x"}))
     values = {**once.values, "name": name}
     file = tmp_path / "again.yaml"
-    file.write_text(type(once)(values, once.flags, {}, {}).yaml(), encoding="utf-8")
+    file.write_text(dump(values), encoding="utf-8")
     assert parse(["--config", str(file)], SCHEMA)["name"] == name
 
 
@@ -48,7 +59,6 @@ def test_the_complete_configuration_names_every_key(tmp_path: Path) -> None:
         "optimizer": "adam",
         "betas": [0.9, 0.999],
         "clip": None,
-        "window": {"rounds": 3, "overlap": 0.5},
     }
     assert values["stream"] == {"sources": "digits", "clients": 10, "once": False}
     assert values["method"] == {"name": "fedavg"}
@@ -57,7 +67,7 @@ def test_the_complete_configuration_names_every_key(tmp_path: Path) -> None:
 
 def test_sections_build_typed_objects(tmp_path: Path) -> None:
     config = parsed(tmp_path, FULL)
-    assert config.build("client") == Client(1e-3, 2, "sgd", (0.5, 0.6), 2.0, Window(9))
+    assert config.build("client") == Client(1e-3, 2, "sgd", (0.5, 0.6), 2.0)
     assert config.build("method") == Proximal(2.0)
     assert config.build("engine") == "serial"
     stream = config.build("stream", seed=config["seed"])
@@ -68,7 +78,7 @@ def test_flags_set_any_key_and_win_over_the_file(tmp_path: Path) -> None:
     flags = (
         "--client.lr",
         "0.01",
-        "--client.window.rounds=4",
+        "--client.epochs=4",
         "--seed",
         "-3",
         "--name",
@@ -78,7 +88,7 @@ def test_flags_set_any_key_and_win_over_the_file(tmp_path: Path) -> None:
     )
     config = parsed(tmp_path, FULL, *flags)
     assert config.build("client").lr == 0.01
-    assert config.build("client").window == Window(4)
+    assert config.build("client").epochs == 4
     assert (config["seed"], config["name"]) == (-3, "007")
     assert config["trainer"] == {"accelerator": "cpu", "devices": 2, "precision": 16}
 
@@ -111,6 +121,32 @@ def test_another_name_on_the_command_line_leaves_the_options_of_the_first_behind
     assert parsed(tmp_path, FULL, "--method", "fedavg").build("method") == Average()
     assert parsed(tmp_path, FULL, "--method", "strong").build("method") == Proximal(9.0)
     assert parsed(tmp_path, FULL, "--method", "fedprox").build("method") == Proximal(2.0)
+
+
+def test_a_name_that_follows_another_section_follows_it_unless_it_is_said(tmp_path: Path) -> None:
+    file = "method: strong\nhead: {decay: 0.5}"
+    assert parsed(tmp_path, file).build("head") == Posteriors(0.5)
+    assert parsed(tmp_path, file, "--method", "fedavg").build("head") == Linear()
+    assert parsed(tmp_path, file, "--head", "linear").build("head") == Linear()
+    named = "method: strong\nhead: {name: gaussian, decay: 0.5}"
+    assert parsed(tmp_path, named, "--method", "fedavg").build("head") == Posteriors(0.5)
+    asked = ("--method", "fedavg", "--head", "gaussian")
+    assert parsed(tmp_path, file, *asked).build("head") == Posteriors()
+    assert parsed(tmp_path, named, *asked).build("head") == Posteriors(0.5)
+    assert parsed(tmp_path, file, "--method", "strong").build("head") == Posteriors(0.5)
+    assert parsed(tmp_path, "seed: 1", *asked, "--head.decay", "2").build("head") == Posteriors(2.0)
+
+
+def test_what_somebody_else_makes_holds_only_what_is_set_objects_by_their_class(
+    tmp_path: Path,
+) -> None:
+    plugin = {"class_path": "tests.config.sample.Plugin", "init_args": {"size": 3}}
+    config = parsed(tmp_path, dump({"trainer": {"devices": 2, "plugins": [plugin]}}))
+    assert config["trainer"] == {"devices": 2, "plugins": [plugin]}
+    made = restored(config.values, SCHEMA).build("trainer")
+    assert made.keys() == {"devices", "plugins"}
+    assert isinstance(made["plugins"][0], Plugin)
+    assert made["plugins"][0].size == 3
 
 
 def test_an_empty_section_is_a_section_of_defaults(tmp_path: Path) -> None:

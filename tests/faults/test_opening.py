@@ -7,10 +7,11 @@ from typing import Never
 
 import pytest
 
-import train
-from fedbnn.config import parse
+from fedbnn.cli.compose import compose
+from fedbnn.cli.train import parse
+from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
-from fedbnn.federation.runner import Plan, conduct
+from fedbnn.federation.experiment import Experiment, run
 from fedbnn.state import State
 from fedbnn.storage import runs
 from fedbnn.storage.ledger import Ledger
@@ -33,9 +34,9 @@ class Opened(Exception):
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> Experiment:
     """A small run, to be opened in many directories."""
-    return train.plan(parse(TINY, train.SCHEMA), Path("nowhere"))
+    return compose(parse(TINY), Path("nowhere"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,34 +44,39 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> Never:
         raise Opened
 
-    monkeypatch.setattr("fedbnn.federation.runner._play", opened)
+    monkeypatch.setattr("fedbnn.federation.experiment._play", opened)
     monkeypatch.setattr("fedbnn.storage.environment.environment", dict)
 
 
-def killed(plan: Plan, count: int) -> bool:
+def killed(plan: Experiment, count: int) -> bool:
     """Open a run that ends right after its `count`-th call that changes the disk; whether it did."""
     with pytest.MonkeyPatch.context() as patch:
         for name, call in ending_after(count, die).items():
             patch.setattr(os, name, call)
         try:
-            conduct(plan)
+            run(plan)
         except Killed:
             return True
         except Opened:
             return False
 
 
-def opened_again(plan: Plan, before: Plan | None) -> str:
+def kept(plan: Experiment) -> str:
+    """The configuration file of a run."""
+    return yaml.dump({**plan.config, "run_dir": None})
+
+
+def opened_again(plan: Experiment, before: Experiment | None) -> str:
     """Resume, from the very file that `--resume` reads, the new run or the one before it; or do what the message says."""
     message = refusal(plan.run_dir)
     stored = "" if message else (plan.run_dir / "config.yaml").read_text()
     wanted = (
         plan
         if message
-        else {one.yaml: replace(one, resumed=True) for one in (before, plan) if one}[stored]
+        else {kept(one): replace(one, resumed=True) for one in (before, plan) if one}[stored]
     )
     with pytest.raises(Opened):
-        conduct(wanted)
+        run(wanted)
     assert all((plan.run_dir / name).is_file() for name in FILES)
     return "started" if message else "resumed"
 
@@ -85,7 +91,7 @@ def refusal(run_dir: Path) -> str:
     return ""
 
 
-def ways_out(directory: Path, plan: Plan, before: Plan | None = None) -> list[str]:
+def ways_out(directory: Path, plan: Experiment, before: Experiment | None = None) -> list[str]:
     """How a run was opened again that had been killed after its first step, its second step, and so on."""
     ways: list[str] = []
     while True:
@@ -97,14 +103,14 @@ def ways_out(directory: Path, plan: Plan, before: Plan | None = None) -> list[st
         ways.append(opened_again(second, first))
 
 
-def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Plan) -> None:
+def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Experiment) -> None:
     ways = ways_out(tmp_path, plan)
     assert ways == sorted(ways, reverse=True)
     assert (len(ways) > 12, set(ways)) == (True, {"started", "resumed"})
 
 
 def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds(
-    tmp_path: Path, plan: Plan
+    tmp_path: Path, plan: Experiment
 ) -> None:
     other = replace(
         plan, config={**plan.config, "seed": 1}, yaml=plan.yaml.replace("seed: 0", "seed: 1")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.cli.signals import Stopped, owned
+from fedbnn.cli.train import Stopped, owned
 from fedbnn.errors import Exit
 from tests.faults.command import ROOT, TINY
 
@@ -153,7 +153,7 @@ def test_the_message_says_what_is_safe_and_how_to_go_on() -> None:
 
 TWICE = """
 import signal, time
-from fedbnn.cli.signals import owned
+from fedbnn.cli.train import owned
 with owned():
     try:
         signal.raise_signal(signal.SIGTERM)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-import train
-from fedbnn.config import parse
+from fedbnn.cli.compose import compose
+from fedbnn.cli.train import parse
 from fedbnn.methods import (
     EWC,
     FCIL,
@@ -110,7 +110,7 @@ def test_a_plan_takes_the_boundaries_that_its_stream_has(
         "--method",
         "ewc",
     ]
-    assert train.plan(parse(words, train.SCHEMA), tmp_path).method.facts()["consolidation"] == said
+    assert compose(parse(words), tmp_path).method.facts()["consolidation"] == said
 
 
 def test_importances_are_asked_for_in_the_round_of_the_consolidation_only() -> None:

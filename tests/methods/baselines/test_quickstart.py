@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import train
-from fedbnn.config import parse
-from fedbnn.federation.runner import conduct
+from fedbnn.cli.compose import compose
+from fedbnn.cli.train import parse
+from fedbnn.federation import experiment
 from fedbnn.report import page as report
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
@@ -42,9 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict
             *FEW,
             *more,
         ]
-        return conduct(
-            train.plan(parse(argv, train.SCHEMA, Path), folder / "-".join((name, *more)))
-        )
+        return experiment.run(compose(parse(argv), folder / "-".join((name, *more))))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(report, "write_run", lambda folder: SimpleNamespace(figures=[]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.config.strict_yaml import dump, parse
+from fedbnn.config.yaml import dump, parse
 
 SCALARS = {
     "1e-3": 0.001,

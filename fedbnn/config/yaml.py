@@ -1,4 +1,4 @@
-"""YAML as people expect it: 1e-3 is a number, off is a word, a key stands once, and nothing can blow up.
+"""YAML as people expect it: 1e-3 is a number, off a word, a key stands once, nothing blows up.
 
 The scalars are those of YAML 1.2 (null, true, false, integers, floats); everything else is text.
 """
@@ -9,38 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.nodes import MappingNode, Node
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from fedbnn.errors import ConfigError
-from fedbnn.suggest import did_you_mean
+from fedbnn.errors import ConfigError, did_you_mean
 
 MAX_BYTES = 2**20
-_FLOAT = re.compile(
-    r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
-)
-_INTEGER = re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$")
+_FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _SCALARS = (
     ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$")),
     ("tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$")),
-    ("tag:yaml.org,2002:int", _INTEGER),
-    ("tag:yaml.org,2002:float", _FLOAT),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$|^0x[0-9a-fA-F]+$")),
+    ("tag:yaml.org,2002:float", re.compile(f"^({_FLOAT})$")),
 )
 
 
 class _Loader(yaml.SafeLoader):
     """A safe loader with the scalars of YAML 1.2, without aliases and without repeated keys."""
 
-    yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {
-        None: list(_SCALARS)
-    }
-
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         """Refuse aliases: a few of them nested are a file of gigabytes."""
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(
-                problem="aliases (*name) are not supported", problem_mark=event.start_mark
-            )
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = "aliases (*name) are not supported"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -48,39 +39,35 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             name = self.construct_object(key)
-            if not isinstance(name, str):
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {name!r} is not a word", problem_mark=key.start_mark
-                )
-            if name in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {name!r} stands twice", problem_mark=key.start_mark
-                )
+            word = isinstance(name, str)
+            if not word or name in seen:
+                problem = f"the key {name!r} {'stands twice' if word else 'is not a word'}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes plain values so that `parse` reads the same ones back, and never abbreviates with aliases."""
+    """Writes plain values so that `parse` reads the same ones back, without aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Write a value that occurs twice, twice."""
         return True
 
 
-def _text_node(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Text with control characters or odd line ends goes in double quotes, where they are escaped."""
-    return dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
-    )
+def _text_node(dumper: _Dumper, text: str) -> ScalarNode:
+    """Text with control characters or odd line ends goes in double quotes, which escape them."""
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _list_node(dumper: _Dumper, values: list[Any]) -> yaml.SequenceNode:
+def _list_node(dumper: _Dumper, values: list[Any]) -> SequenceNode:
     """A list of scalars stands on one line."""
     nested = any(isinstance(value, dict | list) for value in values)
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not nested)
 
 
+_Loader.yaml_implicit_resolvers = {None: list(_SCALARS)}
 _Dumper.add_representer(str, _text_node)
 _Dumper.add_representer(list, _list_node)
 for _tag, _pattern in _SCALARS:
@@ -93,9 +80,8 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(
-            f"not valid YAML: {error.problem or error.context}", where + line
-        ) from error
+        problem = error.problem or error.context
+        raise ConfigError(f"not valid YAML: {problem}", where + line) from error
     except RecursionError as error:
         raise ConfigError("not valid YAML: nested too deeply", where) from error
     except (yaml.YAMLError, ValueError) as error:
@@ -106,14 +92,12 @@ def read(path: Path) -> dict[str, Any]:
     """The mapping in a configuration file."""
     content = parse(_text(path), str(path))
     if content is None:
-        raise ConfigError(
-            "the configuration is empty", str(path), "the examples in conf/ show what belongs there"
-        )
+        fix = "the examples in conf/ show what belongs there"
+        raise ConfigError("the configuration is empty", str(path), fix)
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"the configuration is a {type(content).__name__}, not a mapping of keys to values",
-            str(path),
-        )
+        kind = type(content).__name__
+        what = f"the configuration is a {kind}, not a mapping of keys to values"
+        raise ConfigError(what, str(path))
     return content
 
 
@@ -121,15 +105,11 @@ def _text(path: Path) -> str:
     """The text of a file of reasonable size."""
     if not path.is_file():
         beside = [str(file) for file in path.parent.glob("*.yaml")]
-        raise ConfigError(
-            f"there is no configuration file {path}", fix=did_you_mean(str(path), beside)
-        )
+        fix = did_you_mean(str(path), beside)
+        raise ConfigError(f"there is no configuration file {path}", fix=fix)
     if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(
-            f"the configuration is larger than {MAX_BYTES} bytes",
-            str(path),
-            "is this the right file?",
-        )
+        what = f"the configuration is larger than {MAX_BYTES} bytes"
+        raise ConfigError(what, str(path), "is this the right file?")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

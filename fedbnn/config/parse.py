@@ -1,0 +1,323 @@
+"""From the words of a command line to a checked configuration.
+
+jsonargparse reads, types and checks every value. What is ours: the name that a named section
+chooses, the word that was probably meant, and errors in one line.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_type_hints
+
+from jsonargparse import ArgumentParser, set_loader
+
+from fedbnn.config import yaml
+from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
+from fedbnn.errors import ConfigError, FedBNNError, did_you_mean
+
+USAGE = "python train.py --config FILE [--section.key VALUE ...]"
+ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
+EXAMPLE = (
+    f"example: {USAGE.split(' FILE')[0]} conf/quickstart.yaml --method fedavg --client.lr 0.01"
+)
+SWITCHES = {
+    "config": "FILE: the YAML file to start from",
+    "resume": "DIR or last: go on with an interrupted run",
+    "help": "show this text and stop",
+    "print_config": "print the complete configuration and stop",
+    "dry_run": "show the schedule of the stream and train nothing",
+}
+LONGEST = 300
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the command line says beside the settings; `asked` names the sections it sets."""
+
+    config: str | None = None
+    resume: str | None = None
+    help: bool = False
+    print_config: bool = False
+    dry_run: bool = False
+    asked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A checked configuration: `values` is complete and plain, `flags` are the switches."""
+
+    values: Tree
+    flags: Flags
+    builders: Mapping[str, Builder] = field(repr=False)
+    arguments: Mapping[str, Tree] = field(repr=False)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def build(self, section: str, **given: Any) -> Any:
+        """Call what the section stands for with its arguments and those the program gives."""
+        try:
+            return self.builders[section](**self.arguments[section], **given)
+        except FedBNNError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error), section) from error
+
+
+def parse(
+    argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Path] = Path
+) -> Parsed:
+    """Read the YAML file and the flags, check every key and value; stop for --help, --print_config.
+
+    `run_directory` finds the run that `--resume` names; its config.yaml is read without --config.
+    """
+    flags, names, words = _flags(argv, schema)
+    file = flags.config or (flags.resume and run_directory(flags.resume) / "config.yaml")
+    tree = _renamed(_longhand(yaml.read(Path(file)) if file else {}, schema), names, schema)
+    if flags.help:
+        _stop_after(_help(_parser(schema, _names(tree, schema), SUPPRESS)))
+    parsed = _checked(_parser(schema, _names(tree, schema)), tree, words, schema, flags)
+    if flags.print_config:
+        _stop_after(yaml.dump(parsed.values))
+    return parsed
+
+
+def restored(values: Tree, schema: Schema) -> Parsed:
+    """The configuration with these values, all or some, as a program or a worker has them."""
+    tree = _longhand(values, schema)
+    return _checked(_parser(schema, _names(tree, schema)), tree, (), schema, Flags())
+
+
+def _flags(argv: Sequence[str], schema: Schema) -> tuple[Flags, dict[str, str], list[str]]:
+    """The switches, the names that are chosen (`--method fedavg`), and the words of other keys."""
+    front = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--config", "--resume"):
+        front.add_argument(name)
+    for names in (("--help", "-h"), ("--print_config",), ("--dry_run",)):
+        front.add_argument(*names, action="store_true")
+    named = [key for key, entry in schema.items() if isinstance(entry, Named)]
+    for key in named:
+        front.add_argument(f"--{key}", f"--{key}.name", dest=key, default=SUPPRESS)
+    try:
+        found, words = front.parse_known_args(argv)
+    except ArgumentError as error:
+        raise _explained(str(error), (), {}) from error
+    chosen = {key: getattr(found, key) for key in named if key in found}
+    asked = {re.split("[.=]", word[2:])[0] for word in words if word.startswith("--")}
+    switches = {name: getattr(found, name) for name in SWITCHES}
+    return Flags(**switches, asked=frozenset(asked | chosen.keys())), chosen, words
+
+
+def _longhand(tree: Tree, schema: Schema) -> Tree:
+    """The tree with every section a mapping: `method: fedavg` is {name: fedavg}, nothing is {}."""
+    long = {key: {} if value is None else value for key, value in tree.items()}
+    for key in tree.keys() & schema.keys():
+        if isinstance(schema[key], Value):
+            long[key] = tree[key]
+        elif isinstance(schema[key], Named) and isinstance(tree[key], str):
+            long[key] = {"name": tree[key]}
+        elif not isinstance(long[key], Mapping):
+            what = f"{key} is a section with keys of its own, not {_short(repr(tree[key]))}"
+            raise ConfigError(what)
+    return long
+
+
+def _names(tree: Tree, schema: Schema) -> dict[str, str]:
+    """The name of each named section, its default where the tree has none."""
+    names: dict[str, str] = {}
+    for key, entry in schema.items():
+        if isinstance(entry, Named):
+            default = entry.default
+            name = default if isinstance(default, str) else default[names[entry.follows]]
+            names[key] = name = tree.get(key, {}).get("name", name)
+            if not isinstance(name, str) or name not in entry.choices:
+                fix = did_you_mean(str(name), entry.choices)
+                raise ConfigError(f"unknown {key} {_short(repr(name))}", fix=fix)
+    return names
+
+
+def _renamed(tree: Tree, chosen: Mapping[str, str], schema: Schema) -> Tree:
+    """The tree with the names of the command line; options of a name it replaces stay behind.
+
+    So do those of a section without a name when the section it follows gets another one.
+    """
+    asked = {key: {**tree.get(key, {}), "name": name} for key, name in chosen.items()}
+    before, after = _names(tree, schema), _names({**tree, **asked}, schema)
+    named: dict[str, Tree] = {}
+    for key, name in after.items():
+        follows = "" if "name" in tree.get(key, {}) else getattr(schema[key], "follows", "")
+        same = name == before[key] and before.get(follows) == after.get(follows)
+        named[key] = {**(tree.get(key, {}) if same else {}), "name": name}
+    return {**tree, **named}
+
+
+def _parser(schema: Schema, names: Mapping[str, str], free: str | None = None) -> ArgumentParser:
+    """A parser that raises its errors, with a group of arguments for each section.
+
+    `free` is the help text of the keys of free sections.
+    """
+    set_loader("strict", lambda text: yaml.parse(text, "value"), exceptions=(ConfigError,))
+    how: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
+    parser = ArgumentParser(parser_mode="strict", usage=USAGE, description=ABOUT, **how)
+    parser.epilog = EXAMPLE
+    for key, entry in schema.items():
+        if isinstance(entry, Value):
+            parser.add_argument(f"--{key}", type=entry.type, default=entry.default, help=entry.help)
+        elif isinstance(entry, Free):
+            group = parser.add_argument_group(key, entry.help)
+            for name, kind in _arguments(entry).items():
+                group.add_argument(f"--{key}.{name}", type=kind, default=SUPPRESS, help=free)
+        else:
+            _add_section(parser, key, entry, names.get(key, ""))
+    return parser
+
+
+def _arguments(entry: Free) -> dict[str, Any]:
+    """The arguments of a free section with their types."""
+    hints = get_type_hints(entry.of.__init__)
+    return {name: hints[name] for name in hints if name not in {"return", *entry.refused}}
+
+
+def _build(entry: Section | Named | Free, name: str) -> Builder:
+    """What is called with the arguments of a section."""
+    if isinstance(entry, Free):
+        return dict
+    return entry.choices[name] if isinstance(entry, Named) else entry.build
+
+
+def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name: str) -> None:
+    """The arguments of what the section builds, without those the program gives."""
+    build, how = _build(entry, name), {"as_group": False, "skip": set(entry.given)}
+    group: Any = parser.add_argument_group(key, (inspect.getdoc(build) or "").split("\n")[0])
+    if inspect.isclass(build):
+        group.add_class_arguments(build, key, instantiate=False, **how)
+    else:
+        group.add_function_arguments(build, key, **how)
+    if isinstance(entry, Named):
+        names, text = Literal[tuple(entry.choices)], f"or --{key} NAME"
+        group.add_argument(f"--{key}.name", type=names, default=name, help=text)
+        preset = entry.presets.get(name, {})
+        parser.set_defaults({f"{key}.{option}": value for option, value in preset.items()})
+
+
+def _checked(
+    parser: ArgumentParser, tree: Tree, words: Sequence[str], schema: Schema, flags: Flags
+) -> Parsed:
+    """The configuration with all layers in place; what contradicts itself is reported here, too."""
+    try:
+        values = parser.parse_args(list(words), namespace=parser.parse_object(dict(tree)))
+        parser.validate(values, skip_unset=False)
+        built = parser.instantiate(values)
+        text = parser.dump(values, format="json", skip_unset=False)
+        plain = json.loads(text, parse_constant=_no_nan)
+    except (ArgumentError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise _explained(str(error), *_keys(parser, schema)) from error
+    sections = {key: entry for key, entry in schema.items() if not isinstance(entry, Value)}
+    arguments = {key: vars(built[key]) if key in built else {} for key in sections}
+    names = {key: arguments[key].pop("name") for key in _names(tree, schema)}
+    builders = {key: _build(entry, names.get(key, "")) for key, entry in sections.items()}
+    complete = {key: plain.get(key, {}) for key in schema}
+    parsed = Parsed(complete, flags, builders, arguments)
+    for key, build in builders.items():
+        if is_dataclass(build) and not getattr(schema[key], "given", ()):
+            parsed.build(key)
+    return parsed
+
+
+def _no_nan(text: str) -> float:
+    """Infinity is a number; NaN is none, and would pass every comparison by failing it."""
+    if text == "NaN":
+        raise ValueError("nan is not a setting")
+    return float(text)
+
+
+def _help(parser: ArgumentParser) -> str:
+    """What `--help` shows: each section with the options of the names chosen, and the switches."""
+    switches = parser.add_argument_group("switches")
+    for name, text in SWITCHES.items():
+        switches.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)
+    return str(parser.format_help())
+
+
+def _stop_after(text: str) -> NoReturn:
+    """Print and leave with success, as every --help does."""
+    sys.stdout.write(text)
+    raise SystemExit(0)
+
+
+def _keys(parser: ArgumentParser, schema: Schema) -> tuple[set[str], dict[str, str]]:
+    """Every key that holds a value by its full name, and those that are refused with the reason."""
+    known: set[str] = set(parser.get_defaults().keys())
+    refused: dict[str, str] = {}
+    for key, entry in schema.items():
+        if isinstance(entry, Free):
+            known |= {f"{key}.{name}" for name in _arguments(entry)}
+            refused |= {f"{key}.{name}": reason for name, reason in entry.refused.items()}
+    return known, refused
+
+
+_SAID = {
+    r"the following arguments are required: (.*)": "{} is required",
+    r"argument (--[\w.]*).*: expected one argument": "{} needs a value",
+    r"argument (--[\w.]*).*: ignored explicit argument.*": "{} takes no value",
+    r"unrecognized arguments: (\S*).*": "did not expect {0!r}; did you mean '--config {0}'?",
+    r'Parser key "(.+?)":\s+(.*)': "{}: {}",
+}
+_UNKNOWN = re.compile(
+    r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))", re.DOTALL
+)
+_TYPED = (
+    r'Parser key "(.+?)":\s+Expected an? (.*?)\. Got value: (.*)',
+    r'Parser key "(.+?)":.*Subtypes: \[(.*)\]\s+Errors:.* value: (.*)',
+    r'Parser key "(.+?)":\s+Not of type (\w+): (?:.*: \')?(.*?)(?:\'| does not .*)',
+)
+
+
+def _explained(message: str, known: Collection[str], refused: Mapping[str, str]) -> ConfigError:
+    """What jsonargparse says in many lines and of classes, in one line and in words."""
+    if found := _UNKNOWN.fullmatch(message):
+        return _unknown(re.split("[ =]", found[1] or found[2])[0], known, refused)
+    for pattern in _TYPED:
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return _mistyped(*found.groups())
+    for pattern, said in _SAID.items():
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            message = said.format(*found.groups())
+            break
+    return ConfigError(_short(" ".join(message.split()), LONGEST))
+
+
+def _mistyped(key: str, types: str, got: str) -> ConfigError:
+    """`<class 'float'>, <class 'NoneType'>` is a float or null; a word may have been meant."""
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", types).replace("NoneType", "null")
+    words = re.findall("'([^']*)'", text)
+    text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"\1", text)
+    text = re.sub(r", (?![^\[]*\])", " or ", text)
+    said = "null" if got == "None" else _short(repr(got))
+    fix = did_you_mean(got, words) if words else ""
+    return ConfigError(f"{key}: expected {_short(text, LONGEST)}, got {said}", fix=fix)
+
+
+def _unknown(key: str, known: Collection[str], refused: Mapping[str, str]) -> ConfigError:
+    """A key that is set elsewhere, is a section, stands in another section, or has another name."""
+    if key in refused:
+        return ConfigError(f"{key} cannot be set", fix=refused[key])
+    if members := sorted(name for name in known if name.startswith(f"{key}.")):
+        return ConfigError(f"{key} is a section with keys of its own", fix=f"such as {members[0]}")
+    parent, _, leaf = key.rpartition(".")
+    same = sorted(name for name in known if name.rpartition(".")[2] == leaf)
+    beside = {name for name in known if name.rpartition(".")[0] == parent} or known
+    near = did_you_mean(same[0] if same else key, same or {*beside, *SWITCHES})
+    return ConfigError(f"unknown key {key!r}", fix=near)
+
+
+def _short(text: str, most: int = 60) -> str:
+    """A text that fits into a line."""
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -1,0 +1,259 @@
+"""One run: what it is made of, and its way from opening a directory to leaving results there."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedbnn import export
+from fedbnn.bayes.flatten import Layout
+from fedbnn.config import yaml
+from fedbnn.defense.gate import Gate
+from fedbnn.errors import FedBNNError
+from fedbnn.evaluation import diagnostics, per_client, results
+from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
+from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.export import Card
+from fedbnn.federation import server
+from fedbnn.federation.engines import Engine
+from fedbnn.heads import GaussianHead, Head
+from fedbnn.heads.places import without_places
+from fedbnn.heads.predictor import Predictor
+from fedbnn.methods import Method
+from fedbnn.report import page
+from fedbnn.state import State
+from fedbnn.storage import environment, records, runs
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.rejected import Rejected
+from fedbnn.stream import Stream
+from fedbnn.tracking.console import Console
+from fedbnn.tracking.logs import logging_to
+from fedbnn.tracking.tracking import Track, Tracker
+
+Json = Mapping[str, Any]
+OBSERVING = (
+    *("logger", "callbacks", "profiler", "log_every_n_steps", "default_root_dir"),
+    *("enable_checkpointing", "enable_model_summary", "enable_progress_bar"),
+)
+"""Arguments of Lightning's Trainer that watch a fit and do not change it."""
+MAY_DIFFER = (
+    *("engine", "track", "run_dir", "name", "beside"),
+    *("stream.data_dir", "stream.cache_dir", "stream.download"),
+    *(f"trainer.{name}" for name in OBSERVING),
+)
+"""Settings that do not change the result, so a run may go on with others."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run is made of, once. `config` is the complete configuration it came from.
+
+    `stream` is the one of the method (joint training sees another than the clients do), `backbone`
+    serves serial clients and evaluation alike, `initial` is the state before round 1.
+    """
+
+    config: Json
+    run_dir: Path
+    resumed: bool
+    stream: Stream
+    method: Method
+    head: Head
+    backbone: nn.Module
+    layout: Layout
+    card: Card
+    initial: State
+    engine: Engine
+    gate: Gate
+    evaluation: Evaluation
+    track: Track
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"{self.config['method']['name']}-{self.config['seed']}"
+
+
+def run(experiment: Experiment) -> dict[str, Any]:
+    """Run an experiment, or go on with it; its results, which are also in results.json."""
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger(experiment.run_dir))
+        stack.callback(experiment.engine.close)
+        stack.enter_context(logging_to(experiment.run_dir))
+        console = Console(experiment.stream.rounds, ledger.round)
+        _open(experiment, ledger, console)
+        if not runs.finished(ledger):
+            _play(experiment, ledger, console, stack)
+            runs.finish(ledger)
+        found = _results(experiment, ledger)
+        console.finished(found, experiment.run_dir)
+    return found
+
+
+def _open(experiment: Experiment, ledger: Ledger, console: Console) -> None:
+    """Start a new directory or check that this configuration may go on in it."""
+    if experiment.resumed:
+        runs.resume(ledger, experiment.config, MAY_DIFFER)
+        goes_on = f"goes on after round {ledger.round}"
+        state = "is already complete" if runs.finished(ledger) else goes_on
+        console.say(f"{experiment.run_dir} {state}")
+    else:
+        anywhere = {**experiment.config, "run_dir": None}
+        made_with = records.pretty(environment.environment())
+        files = {"config.yaml": yaml.dump(anywhere).encode(), "env.json": made_with}
+        runs.start(ledger, experiment.config, files)
+    for warning in ledger.warnings:
+        console.say(f"warning: {warning}")
+
+
+def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitStack) -> None:
+    """The rounds, followed by everything that is made of them."""
+    tracker = Tracker(experiment.track, experiment.run_dir, console.say)
+    stack.callback(tracker.close)
+    console.card(_card(experiment))
+    config, name, newest = experiment.config, experiment.name, ledger.latest()
+    record = newest.record if newest else None
+    tracker.start(config, str(config["name"]), name, ledger.round, record)
+    LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
+    with console, _failure_logged():
+        federation = _federation(experiment, ledger, (_Records(tracker), console))
+        state = server.run(federation, experiment.initial)
+    _leave(experiment, state, tracker, ledger)
+    LOG.info("%s is complete", name)
+
+
+@contextmanager
+def _failure_logged() -> Iterator[None]:
+    """The one line in which a run fails stands in its log, too."""
+    try:
+        yield
+    except FedBNNError as error:
+        LOG.error("%s", error)
+        raise
+
+
+def _federation(
+    experiment: Experiment, ledger: Ledger, watchers: Sequence[server.Watcher]
+) -> server.Federation:
+    """The parts that the rounds need."""
+    return server.Federation(
+        run=f"{experiment.config['name']}-{experiment.config['seed']}",
+        stream=experiment.stream,
+        method=experiment.method,
+        layout=experiment.layout,
+        engine=experiment.engine,
+        gate=experiment.gate,
+        ledger=ledger,
+        rejected=Rejected(experiment.run_dir / "rejected", experiment.gate.keep_rejected),
+        evaluate=partial(_evaluate, experiment),
+        watchers=watchers,
+    )
+
+
+class _Records:
+    """Writes the line of a round as soon as it is committed."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        """Nothing to write yet."""
+
+    def client_done(self, client: int) -> None:
+        """Nothing to write yet."""
+
+    def round_done(self, record: Json) -> None:
+        """The line of the round; in the log also each client that did not count, and why."""
+        self.tracker.round(record)
+        number, clients, images = record["round"], len(record["clients"]), record["samples"]
+        LOG.info("round %d: %d clients, %d images", number, clients, images)
+        for kind in ("failed", "refused"):
+            for client, reason in record[kind].items():
+                LOG.warning("round %d: client %s %s: %s", number, client, kind, reason)
+
+
+def _evaluate(
+    experiment: Experiment, state: State, number: int, privates: Mapping[int, bytes]
+) -> dict[str, Any]:
+    """The evaluated part of a record; client by client when the prototypes stay with them."""
+    stream, settings = experiment.stream, experiment.evaluation
+
+    def tested(what: State) -> dict[str, Any]:
+        return evaluate_round(_predictor(experiment, what), stream, number, settings)
+
+    if experiment.method.share == "global":
+        found = tested(state)
+        if settings.both_heads and isinstance(experiment.head, GaussianHead):
+            found["linear"] = tested(without_places(state))
+    else:
+        own = [State.from_bytes(payload) for payload in privates.values()]
+        models = [_predictor(experiment, per_client.joined(state, rows)) for rows in own]
+        found = per_client.evaluate(models, stream, number, settings)
+    return {**found, "posterior": scale_quantiles(state)}
+
+
+def _predictor(experiment: Experiment, state: State) -> Predictor:
+    """The state on the one backbone there is; its draws are made here, once for all images."""
+    drawn = experiment.evaluation.samples, int(experiment.config["seed"])
+    network = experiment.backbone, experiment.layout
+    return Predictor(*network, state, *drawn, experiment.card.reading)
+
+
+def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:
+    """results.json, diagnostics, model, figures, report, and the end of the mirror."""
+    found, directory = _results(experiment, ledger), experiment.run_dir
+    records.write_json(directory / "results.json", found)
+    records.write_json(directory / "diagnostics.json", diagnostics.last(records.read(directory)))
+    if experiment.method.share == "global":
+        card = replace(experiment.card, classes=state.classes)
+        export.save_model(directory, card, state, experiment.layout)
+    tracker.finish(found, page.write_run(directory).figures)
+
+
+def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
+    """What the rounds so far add up to."""
+    stream, config = experiment.stream, experiment.config
+    facts = results.Facts(
+        method=str(config["method"]["name"]),
+        scenario=str(config["name"]),
+        seed=int(config["seed"]),
+        rounds=stream.rounds,
+        task_names=tuple(task.name for task in stream.tasks),
+        task_ends=stream.task_ends(),
+        replay_images=_stored(experiment.method, ledger),
+        notes=experiment.method.facts(),
+    )
+    return results.results(records.read(experiment.run_dir), facts)
+
+
+def _stored(method: Method, ledger: Ledger) -> int:
+    """Images of the past that all clients store together, for a method that replays them."""
+    if not method.replay:
+        return 0
+    private = (ledger.private(client) for client in ledger.clients())
+    return sum(method.stored(State.from_bytes(payload)) for payload in private if payload)
+
+
+def _card(experiment: Experiment) -> dict[str, str]:
+    """What will happen, for the start-up card."""
+    config, stream, section = experiment.config, experiment.stream, experiment.config["stream"]
+    sources = section["sources"]
+    data = sources if isinstance(sources, str) else " -> ".join(sources)
+    drift = f"{len(stream.tasks)} tasks, {section['schedule']}"
+    took = f"{section['clients_per_round']} a round, {stream.rounds} rounds, {section['partition']}"
+    shape, weights = "x".join(map(str, stream.image_shape)), experiment.layout.size
+    return {
+        "scenario": f"{config['name']}: {section['incremental']}-incremental {data}, {drift}",
+        "clients": f"{section['clients']} registered, {took}",
+        "method": f"{config['method']['name']}: {experiment.method.formula}",
+        "head": str(config["head"]["name"]),
+        "network": f"{config['network']['name']}, {weights:,} weights, images {shape}",
+        "seed": str(config["seed"]),
+        "engine": str(config["engine"]["name"]),
+        "run directory": str(experiment.run_dir),
+    }
