@@ -11,7 +11,6 @@ import fedbnn
 
 from pytorch_lightning import Trainer  # isort: skip
 
-from datamodules.schedule_view import draw_schedule, schedule_rows
 from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.cli.program import Program
@@ -27,6 +26,7 @@ from fedbnn.heads import library
 from fedbnn.methods import METHODS
 from fedbnn.methods.boundary import without_boundaries
 from fedbnn.networks import NETWORKS
+from fedbnn.report import figures
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from fedbnn.tracking.tracking import Track
@@ -138,8 +138,9 @@ def plan(parsed: Parsed, run_dir: Path) -> Plan:
 def preview(parsed: Parsed, picture: Path) -> Sequence[Mapping[str, object]]:
     """The schedule of a stream as rows, and as a picture."""
     stream = parsed.build("stream", seed=parsed["seed"])
-    draw_schedule(stream, picture)
-    return [vars(row) for row in schedule_rows(stream)]
+    shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
+    figures.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
+    return [vars(row) for row in stream.schedule_rows()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ from fedbnn.federation.engines import Engine
 from fedbnn.federation.local import LocalTraining
 from fedbnn.federation.runner import Plan
 from fedbnn.heads.places import EXCHANGE
-from fedbnn.images import EpochBatches
 from fedbnn.messages import FitInstruction, FitResult
 
 
@@ -88,7 +87,7 @@ def _batches(plan: Plan, local: LocalTraining, number: int) -> float:
     """Seconds to make all batches of a round once more."""
     start = perf_counter()
     for client in plan.stream.participants(number):
-        list(
-            EpochBatches(plan.stream.train(number, client), local.batch_size, local.epochs).loader()
-        )
+        loader = plan.stream.at(number, client, local.batch_size).train_dataloader()
+        for _ in range(local.epochs):
+            list(loader)
     return perf_counter() - start

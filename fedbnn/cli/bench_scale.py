@@ -18,8 +18,6 @@ SMALL = {
     "stream.sources": "digits",
     "stream.tasks": "2",
     "stream.rounds_per_task": "6",
-    "stream.samples_per_client": "8",
-    "stream.replacement": "true",
     "network": "mlp",
     "client.epochs": "1",
     "evaluate.every": "0",
@@ -42,6 +40,7 @@ def _one(registered: int, participants: int, settings: Mapping[str, str]) -> dic
     asked = {
         "stream.clients": str(registered),
         "stream.clients_per_round": str(participants),
+        "stream.samples_per_round": str(8 * participants),
         **settings,
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,9 @@
 """A stream as one client sees it that has been given everything so far."""
 
-from dataclasses import replace
-
 import torch
 
 from fedbnn.federation.stream import Stream
-from fedbnn.images import ImageSet
+from fedbnn.images import ImageSet, joined
 from fedbnn.seeds import generator
 
 
@@ -79,12 +77,3 @@ class JointStream:
             }
             self._sizes[round] = {client: sum(counts.values()) for client, counts in held.items()}
         return self._sizes[round]
-
-
-def joined(parts: list[ImageSet]) -> ImageSet:
-    """Image sets with the same classes as one."""
-    return replace(
-        parts[0],
-        pixels=torch.cat([part.pixels for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-    )
