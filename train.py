@@ -140,7 +140,7 @@ def preview(parsed: Parsed, picture: Path) -> Sequence[Mapping[str, object]]:
     stream = parsed.build("stream", seed=parsed["seed"])
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
     figures.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
-    return [vars(row) for row in stream.schedule_rows()]
+    return stream.schedule_rows()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

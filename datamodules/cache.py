@@ -1,9 +1,9 @@
 """Every image is decoded once, into uint8 arrays on disk that later starts map into memory.
 
 One data set is one directory: two arrays a split, and `meta.json` with class names, channel
-statistics, and of each array the sha256 and a stamp (size and time of change) of when it was written.
-The directory is written aside and renamed, so it is whole or not there. An array whose stamp holds is
-not read again; one whose stamp differs must match its digest, or the data set is built again.
+statistics, and of each array its sha256 and its stamp (size and time of change) when written.
+It is written aside and renamed, so it is whole or not there. An array whose stamp holds is not read
+again; one whose stamp differs must match its digest, or the data set is built again.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from fedbnn.errors import DataError, FedBNNError
+from fedbnn.errors import DataError
 from fedbnn.images import Array, decode, fitted
 from fedbnn.storage import files
 
@@ -245,7 +245,8 @@ def _write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     stamps = {array: _stamp(path) for array, path in paths.items()}
     text = json.dumps({**meta, "format": FORMAT, "stamps": stamps})
     envelope = {"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    files.write_atomic(folder / "meta.json", json.dumps(envelope).encode())
+    files.write_through(folder / ".meta.json", json.dumps(envelope).encode())
+    (folder / ".meta.json").replace(folder / "meta.json")
 
 
 def _opened(name: str, place: Path, verify: bool = False) -> Table:
@@ -270,7 +271,7 @@ def _check(place: Path, meta: Mapping[str, Any], verify: bool) -> None:
     except OSError as error:
         raise Damaged(f"{Path(error.filename).name} cannot be read: {error}") from error
     if moved:
-        with suppress(OSError, FedBNNError):
+        with suppress(OSError):
             _write_meta(place, meta)
 
 

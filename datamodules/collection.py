@@ -29,7 +29,7 @@ class Pool:
     open: NDArray[np.bool_]
 
     def gather(self, positions: Integers) -> Tensor:
-        """These images, copied out of the memory maps; grey ones repeated if others are in colour."""
+        """These images, copied out of the memory maps; grey becomes colour if others are."""
         starts = np.cumsum([0, *map(len, self.parts)])
         height, width = self.parts[0].shape[-2:]
         found = np.empty((len(positions), self.channels, height, width), np.uint8)

@@ -123,41 +123,30 @@ def _checked(windows: list[Window], key: str) -> Schedule:
     return Schedule(tuple(windows))
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The settings that say when tasks change."""
-
-    schedule: str
-    rounds_per_task: int | None
-    boundaries: Sequence[int] | None
-    durations: Sequence[Window] | None
-    stagger: int | None
-
-    def entries(self) -> int | None:
-        """How many tasks the schedule names, if it names them."""
-        listed = self.durations if self.durations is not None else self.boundaries
-        return None if listed is None else len(listed)
-
-    def build(self, tasks: int) -> Schedule:
-        """The schedule of this many tasks."""
-        self._belong("durations", self.durations, "gradual")
-        self._belong("stagger", self.stagger, "staggered")
-        said = (self.rounds_per_task is not None) + (self.boundaries is not None)
-        if self.durations is not None:
-            what, fix = "durations say how long tasks last", "drop rounds_per_task and boundaries"
-            require(said == 0, "durations", what, fix)
-            return gradual(self.durations)
-        what = f"the length of tasks is said {said} times"
-        require(said == 1, "rounds_per_task", what, "give it or boundaries")
-        length = self.rounds_per_task or 1
-        ends = self.boundaries or [(task + 1) * length for task in range(tasks)]
-        return separate(ends) if self.stagger is None else staggered(ends, self.stagger)
-
-    def _belong(self, key: str, value: object, schedule: str) -> None:
-        """Refuse a setting without its schedule, and the schedule without its setting."""
-        fits = (value is not None) == (self.schedule == schedule)
-        what = f"{key} and schedule: {schedule} belong together"
-        require(fits, key, what, "give both or neither")
+def timed(
+    tasks: int,
+    kind: str,
+    rounds_per_task: int | None,
+    boundaries: Sequence[int] | None,
+    durations: Sequence[Window] | None,
+    stagger: int | None,
+) -> Schedule:
+    """The schedule of so many tasks that these settings of a stream describe, if they agree."""
+    for key, value, owner in (
+        ("durations", durations, "gradual"),
+        ("stagger", stagger, "staggered"),
+    ):
+        fits, what = (value is not None) == (kind == owner), f"{key} and schedule: {owner}"
+        require(fits, key, f"{what} belong together", "give both or neither")
+    said = (rounds_per_task is not None) + (boundaries is not None)
+    if durations is not None:
+        what, fix = "durations say how long tasks last", "drop rounds_per_task and boundaries"
+        require(said == 0, "durations", what, fix)
+        return gradual(durations)
+    what = f"the length of tasks is said {said} times"
+    require(said == 1, "rounds_per_task", what, "give it or boundaries")
+    ends = boundaries or [(task + 1) * (rounds_per_task or 1) for task in range(tasks)]
+    return separate(ends) if stagger is None else staggered(ends, stagger)
 
 
 def task_count(incremental: str, tasks: int | None, listed: int, entries: int | None) -> int:

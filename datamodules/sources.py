@@ -41,13 +41,12 @@ TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, AssertionError, LookupError)
 _UNREADABLE += (pickle.UnpicklingError,)
-_AGAIN = "fetch the data set again"
 Read = Callable[[Path, bool], Original]
 
 
 @dataclass(frozen=True)
 class DatasetRegistry:
-    """Where data sets are kept, and how they are brought in; `<data_dir>/.cache` has decoded images."""
+    """Where data sets are, where decoded images go (or `<data_dir>/.cache`), and how they look."""
 
     data_dir: str | Path
     cache_dir: str | Path | None = None
@@ -62,11 +61,8 @@ class DatasetRegistry:
         check_source(source)
         data = Path(self.data_dir).expanduser()
         cache = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
-        located = (
-            image_folder(data / source.removeprefix(FOLDER))
-            if source.startswith(FOLDER)
-            else SOURCES[source](data, self.download)
-        )
+        own = source.startswith(FOLDER) and image_folder(data / source.removeprefix(FOLDER))
+        located = own or SOURCES[source](data, self.download)
         return cached(short_name(source), located, self.size, cache, verify)
 
 
@@ -92,12 +88,6 @@ def check_source(source: str) -> None:
     known = source in SOURCES or (source.startswith(FOLDER) and bool(short_name(source)))
     fix = f"{did_you_mean(source, SOURCES)}; for images of your own write folder:PATH"
     require(known, "sources", f"unknown source {source!r}", fix)
-
-
-def missing(name: str, looked_for: Path) -> DataError:
-    """The one line for a data set that is not there."""
-    fix = "set stream.download=true, or stream.data_dir to where it is"
-    return DataError(f"data set {name} is missing", f"looked for {looked_for}", fix)
 
 
 @contextmanager
@@ -139,7 +129,8 @@ class Official:
         if absent and folder_parts(data_dir / self.name):
             return image_folder(data_dir / self.name)
         if absent and not download:
-            raise missing(self.name, absent[0])
+            fix = "set stream.download=true, or stream.data_dir to where it is"
+            raise DataError(f"data set {self.name} is missing", f"looked for {absent[0]}", fix)
         if absent:
             self._fetch(data_dir)
         return Located(fingerprint(paths), lambda: self._read(data_dir, download))
@@ -191,28 +182,16 @@ def _labelled(folders: Sequence[tuple[Path, int]]) -> Split:
     return from_files([(file, label) for folder, label in folders for file in below(folder)])
 
 
-def tiny_imagenet(data_dir: Path, download: bool) -> Located:
-    """`<data_dir>/tiny-imagenet-200` as published; the test is `val`, whose labels are public.
+def _tiny_imagenet(data_dir: Path, download: bool) -> Original:
+    """train/<wnid>/images/*.JPEG, and val/images/*.JPEG named in val/val_annotations.txt.
 
-    The archive is unpacked aside and renamed, so it is whole or not there.
+    The test is `val`, whose labels are public. The archive is unpacked aside and renamed.
     """
     root = data_dir / "tiny-imagenet-200"
-    if not root.exists() and not download:
-        raise missing("tiny_imagenet", root)
-    if not root.exists():
-        with network("tiny_imagenet", data_dir), tempfile.TemporaryDirectory(dir=data_dir) as aside:
+    if download and not root.exists():
+        with tempfile.TemporaryDirectory(dir=data_dir) as aside:
             download_and_extract_archive(TINY_IMAGENET_URL, aside, md5=TINY_IMAGENET_MD5)
             (Path(aside) / root.name).rename(root)
-    needed = [root / "wnids.txt", root / "train", root / "val"]
-    for path in needed:
-        if not path.exists():
-            fix = "remove the folder and set stream.download=true"
-            raise DataError("tiny_imagenet is incomplete", f"looked for {path}", fix)
-    return Located(fingerprint(needed), lambda: _read_tiny_imagenet(root))
-
-
-def _read_tiny_imagenet(root: Path) -> Original:
-    """train/<wnid>/images/*.JPEG, and val/images/*.JPEG named in val/val_annotations.txt."""
     wnids = (root / "wnids.txt").read_text().split()
     train = _labelled([(root / "train" / wnid, label) for label, wnid in enumerate(wnids)])
     test = _annotated(root / "val", {wnid: label for label, wnid in enumerate(wnids)})
@@ -221,12 +200,11 @@ def _read_tiny_imagenet(root: Path) -> Original:
 
 def _annotated(val: Path, number: dict[str, int]) -> list[tuple[Path, int]]:
     annotations = val / "val_annotations.txt"
-    if not annotations.is_file():
-        raise DataError("tiny_imagenet is incomplete", f"looked for {annotations}", _AGAIN)
     rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
     for line, row in enumerate(rows, 1):
         if len(row) < 2 or row[1] not in number:
-            raise DataError(f"label out of range in line {line}", str(annotations), _AGAIN)
+            what, fix = f"label out of range in line {line}", "fetch the data set again"
+            raise DataError(what, str(annotations), fix)
     return [(val / "images" / row[0], number[row[1]]) for row in rows]
 
 
@@ -245,7 +223,7 @@ def _reads(
     classes: Sequence[str] = (),
     parts: Sequence[Mapping[str, Any]] = ({"train": True}, {"train": False}),
 ) -> Read:
-    """How torchvision's `kind` becomes train and test: its options for `parts`, then `split` of each."""
+    """What torchvision calls `kind`: its options for train and test, and how each is `split` up."""
 
     def read(root: Path, download: bool) -> Original:
         train, test = (kind(root, **part, download=download) for part in parts)
@@ -300,33 +278,31 @@ def _idx(folder: str, test: str = "t10k") -> tuple[str, ...]:
     return tuple(f"{folder}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
 
 
-_DIGITS = tuple("0123456789")
+_DIGITS, _FASHION = tuple("0123456789"), datasets.FashionMNIST.classes
 _BALANCED = [{"split": "balanced", "train": train} for train in (True, False)]
 _NAMED = [{"split": "train"}, {"split": "test"}]
-_SWAPPED = _NAMED[
-    ::-1
-]  # as in the paper: trained on 6,149 test images, tested on 1,020 train images
-_FLOWERS = ("flowers-102/setid.mat", "flowers-102/imagelabels.mat", "flowers-102/jpg")
-_FASHION = datasets.FashionMNIST.classes
-_READ: Mapping[str, tuple[tuple[str, ...], Read]] = {
-    "mnist": (_idx("MNIST/raw/"), _reads(datasets.MNIST, _arrays, _DIGITS)),
-    "fashion_mnist": (_idx("FashionMNIST/raw/"), _reads(datasets.FashionMNIST, _arrays, _FASHION)),
-    "emnist": (
-        _idx("EMNIST/raw/emnist-balanced-", "test"),
-        _reads(datasets.EMNIST, _upright, parts=_BALANCED),
+_SWAPPED = [*reversed(_NAMED)]  # as in the paper: 6,149 images to train on, 1,020 to test
+_FLOWERS = tuple(f"flowers-102/{file}" for file in ("setid.mat", "imagelabels.mat", "jpg"))
+_TINY = tuple(f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val"))
+_FOOD = ("food-101/meta", "food-101/images")
+_LETTERS = _idx("EMNIST/raw/emnist-balanced-", "test")
+OFFICIAL = (
+    Official("mnist", _idx("MNIST/raw/"), _reads(datasets.MNIST, _arrays, _DIGITS)),
+    Official(
+        "fashion_mnist",
+        _idx("FashionMNIST/raw/"),
+        _reads(datasets.FashionMNIST, _arrays, _FASHION),
     ),
-    "usps": (("usps.bz2", "usps.t.bz2"), _reads(datasets.USPS, _arrays, _DIGITS)),
-    "cifar10": (("cifar-10-batches-py",), _reads(datasets.CIFAR10, _arrays)),
-    "cifar100": (("cifar-100-python",), _reads(datasets.CIFAR100, _arrays)),
-    "stl10": (("stl10_binary",), _reads(datasets.STL10, _channels_first, parts=_NAMED)),
-    "flowers102": (_FLOWERS, _reads(datasets.Flowers102, _image_files, parts=_SWAPPED)),
-    "food101": (
-        ("food-101/meta", "food-101/images"),
-        _reads(datasets.Food101, _image_files, parts=_NAMED),
-    ),
-}
+    Official("emnist", _LETTERS, _reads(datasets.EMNIST, _upright, parts=_BALANCED)),
+    Official("usps", ("usps.bz2", "usps.t.bz2"), _reads(datasets.USPS, _arrays, _DIGITS)),
+    Official("cifar10", ("cifar-10-batches-py",), _reads(datasets.CIFAR10, _arrays)),
+    Official("cifar100", ("cifar-100-python",), _reads(datasets.CIFAR100, _arrays)),
+    Official("stl10", ("stl10_binary",), _reads(datasets.STL10, _channels_first, parts=_NAMED)),
+    Official("flowers102", _FLOWERS, _reads(datasets.Flowers102, _image_files, parts=_SWAPPED)),
+    Official("food101", _FOOD, _reads(datasets.Food101, _image_files, parts=_NAMED)),
+    Official("tiny_imagenet", _TINY, _tiny_imagenet),
+)
 SOURCES: Mapping[str, Callable[[Path, bool], Located]] = {
     "digits": digits,
-    **{name: Official(name, *how).locate for name, how in _READ.items()},
-    "tiny_imagenet": tiny_imagenet,
+    **{official.name: official.locate for official in OFFICIAL},
 }

@@ -1,7 +1,7 @@
 """A federated stream: which client sees what in which round, and what the model is tested on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from datamodules.collection import Collection, Task, collect
 from datamodules.domains import domain_names
 from datamodules.partitions import Partitioner, draws
-from datamodules.scenarios import Timing, largest_remainder, require, task_count
+from datamodules.scenarios import largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
 
@@ -41,18 +41,6 @@ class ClientData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Shuffled and augmented; one epoch is one pass."""
         return self.images.loader(self.batch_size, shuffle=True)
-
-
-@dataclass(frozen=True)
-class ScheduleRow:
-    """One task in a run of rounds with the same tasks; clients and shares at its first and last."""
-
-    first: int
-    last: int
-    task: str
-    clients: tuple[int, int]
-    shares: tuple[float, float]
-    classes: tuple[str, ...]
 
 
 class FederatedStream(LightningDataModule):
@@ -99,7 +87,7 @@ class FederatedStream(LightningDataModule):
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
             domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`,
                 `contrast:FACTOR` or `brightness:FACTOR`.
-            class_order: Seed of a shuffle of the classes before they are grouped; null is no shuffle.
+            class_order: Seed of a shuffle of the classes before they are grouped; null is none.
             schedule: `separate` (clients change together), `staggered` (each at its own offset) or
                 `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
@@ -125,9 +113,10 @@ class FederatedStream(LightningDataModule):
         self.save_hyperparameters(logger=False)
         self.incremental, self.sources = incremental, source_names(sources)
         self.domains = domain_names(incremental, domains, len(self.sources))
-        timing = Timing(schedule, rounds_per_task, boundaries, durations, stagger)
-        listed = len(self.domains or self.sources)
-        self.schedule = timing.build(task_count(incremental, tasks, listed, timing.entries()))
+        entries = durations if boundaries is None else boundaries
+        listed = len(self.domains or self.sources), None if entries is None else len(entries)
+        timing = schedule, rounds_per_task, boundaries, durations, stagger
+        self.schedule = timed(task_count(incremental, tasks, *listed), *timing)
         self.separate = schedule == "separate"
         self.num_clients, self.clients_per_round, self.seed = clients, clients_per_round, seed
         what = f"{clients_per_round} clients a round of {clients}"
@@ -138,7 +127,7 @@ class FederatedStream(LightningDataModule):
         require(fits, "class_order", "only class groups have an order", "drop it")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy for another process is made from the settings; it maps the cached images itself."""
+        """A copy for another process is made from the settings; it maps cached images itself."""
         return _from_arguments, (dict(self.hparams),)
 
     @property
@@ -155,16 +144,17 @@ class FederatedStream(LightningDataModule):
         """The last round in which each task has clients."""
         return self.schedule.task_ends
 
-    def schedule_rows(self) -> tuple[ScheduleRow, ...]:
-        """Which task, which share of the clients, which classes, when."""
+    def schedule_rows(self) -> list[dict[str, Any]]:
+        """The tasks of each run of rounds with the same tasks, at its first and last round."""
         rows = []
         for first, last, tasks in self.schedule.phases(self.num_clients):
-            ends = self.shares(first), self.shares(last)
-            for task, name in ((task, self.tasks[task]) for task in tasks):
-                shares = ends[0][task], ends[1][task]
-                clients = tuple(round(share * self.num_clients) for share in shares)
-                rows.append(ScheduleRow(first, last, name.name, clients, shares, name.classes))
-        return tuple(rows)
+            shares = np.array([self.shares(first), self.shares(last)])
+            for task in tasks:
+                title, classes = self.tasks[task].name, self.tasks[task].classes
+                clients = np.rint(shares[:, task] * self.num_clients).astype(int).tolist()
+                row = {"first": first, "last": last, "task": title, "clients": clients}
+                rows.append({**row, "shares": shares[:, task].tolist(), "classes": classes})
+        return rows
 
     @cached_property
     def _collection(self) -> Collection:

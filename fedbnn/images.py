@@ -117,7 +117,7 @@ class Preprocess:
         return 1 / (255 * deviation), mean / deviation
 
     def views(self, pixels: Tensor) -> Tensor:
-        """Every way to see an image: (mirrored, n, channels, top, left, height, width), as views."""
+        """Views of each image: (mirrored, n, channels, top, left, height, width), not copied."""
         height, width = pixels.shape[2:]
         padded = torch.nn.functional.pad(pixels, (self.shift,) * 4)
         both = torch.stack([padded, padded.flip(-1)]) if self.flip else padded[None]
@@ -137,7 +137,7 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class ImageSet(Dataset[Batch]):
-    """Images (n, channels, height, width) in uint8, and the class of each as a place in `classes`."""
+    """Images (n, channels, height, width) in uint8, and of each its place in `classes`."""
 
     pixels: Tensor
     labels: Tensor
@@ -158,9 +158,9 @@ class ImageSet(Dataset[Batch]):
     def loader(self, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
         """A DataLoader that fetches whole batches at once.
 
-        Shuffled it is for training: images are augmented, and a last batch of a single image is left
-        out (each epoch another one), since batch norm cannot train on it; a set of one image is given
-        as it is. In order it is for measuring: every image as it is, and no random number is drawn.
+        Shuffled it is for training: images are augmented, and a last batch of a single image is
+        left out (each epoch another one), since batch norm cannot train on it; a set of one image
+        is given as it is. In order it is for measuring: every image as it is, nothing random drawn.
         """
         if not shuffle:
             calm = torch.Generator()

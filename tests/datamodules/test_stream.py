@@ -262,12 +262,12 @@ def test_a_client_is_given_other_images_to_train_on(shapes: Make) -> None:
 def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
     stream = shapes(durations=[(0, 6), (4, 8), (8, 9)], schedule="gradual", clients=9)
     rows = stream.schedule_rows()
-    assert [(row.first, row.last, row.task, row.clients) for row in rows] == [
-        (1, 4, "classes 0-2", (9, 9)),
-        (5, 6, "classes 0-2", (6, 3)),
-        (5, 6, "classes 3-4", (3, 6)),
-        (7, 8, "classes 3-4", (9, 9)),
-        (9, 9, "classes 5-6", (9, 9)),
+    assert [(row["first"], row["last"], row["task"], row["clients"]) for row in rows] == [
+        (1, 4, "classes 0-2", [9, 9]),
+        (5, 6, "classes 0-2", [6, 3]),
+        (5, 6, "classes 3-4", [3, 6]),
+        (7, 8, "classes 3-4", [9, 9]),
+        (9, 9, "classes 5-6", [9, 9]),
     ]
-    assert rows[1].shares == pytest.approx((6 / 9, 3 / 9))
-    assert rows[0].classes == ("shapes/class00", "shapes/class01", "shapes/class02")
+    assert rows[1]["shares"] == pytest.approx([6 / 9, 3 / 9])
+    assert rows[0]["classes"] == ("shapes/class00", "shapes/class01", "shapes/class02")
