@@ -1,6 +1,6 @@
 """Data as drifting streams: sources become tasks, tasks meet clients, round after round."""
 
-import fedbnn as _fedbnn
+import fedbnn as fedbnn  # before torchvision: it makes that importable beside a CPU-only torch
 from datamodules.collection import Task
 from datamodules.stream import FederatedStream
 

@@ -1,8 +1,9 @@
-"""Every image is decoded once, into uint8 arrays on disk that later starts map into memory and processes share.
+"""Every image is decoded once, into uint8 arrays on disk that later starts map into memory.
 
-One data set is one directory: two arrays a split and `meta.json` with class names, channel statistics and the
-sha256 of each array. It is written aside and renamed, so it is whole or not there; one that fails its digest is
-built again.
+One data set is one directory: two arrays a split, and `meta.json` with class names, channel
+statistics, and of each array its sha256 and its stamp (size and time of change) when written.
+It is written aside and renamed, so it is whole or not there. An array whose stamp holds is not read
+again; one whose stamp differs must match its digest, or the data set is built again.
 """
 
 import fcntl
@@ -12,7 +13,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,27 +23,83 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from torch import Tensor
 
-from datamodules.originals import Array, Located, Original, Split, checked, pixels
 from fedbnn.errors import DataError
+from fedbnn.images import Array, decode, fitted
+from fedbnn.storage import files
 
 log = logging.getLogger(__name__)
 Histogram = NDArray[np.float64]
-FORMAT = 1
+Labels = NDArray[np.int64]
+FORMAT = 2
 AT_ONCE = 512
 _ARRAYS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 
 
-class Damaged(Exception):
-    """A cached data set is not what was written."""
+@dataclass(frozen=True)
+class Split:
+    """Labels of one split, `read(i, size)` for the pixels of image i, `place(i)` for its file."""
+
+    labels: Labels
+    read: Callable[[int, int | None], Array]
+    place: Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Original:
+    """A data set as it was found: class names, and the two splits whose labels index into them."""
+
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class Located:
+    """A data set that is there: a fingerprint of its files, cheap to take, and how to read them."""
+
+    fingerprint: str
+    read: Callable[[], Original]
+
+
+def from_arrays(images: Array, labels: Labels, file: str) -> Split:
+    """A split that is one array already: (n, height, width) or (n, height, width, 3)."""
+    return Split(
+        np.asarray(labels, np.int64),
+        lambda i, size: fitted(Image.fromarray(images[i]), size and (size, size)),
+        lambda i: f"{file}, image {i}",
+    )
+
+
+def from_files(labelled: Sequence[tuple[Path, int]]) -> Split:
+    """A split of one image file each, always read in colour."""
+    return Split(
+        np.array([label for _, label in labelled], np.int64),
+        lambda i, size: decode(labelled[i][0], 3, size and (size, size)),
+        lambda i: str(labelled[i][0]),
+    )
+
+
+def fingerprint(paths: Iterable[Path]) -> str:
+    """A digest of name, size and time of change of every file below `paths`; no file is opened."""
+    digest = hashlib.sha256()
+    for path in paths:
+        alone = [(str(path.parent), [], [path.name])]
+        for folder, folders, names in os.walk(path) if path.is_dir() else alone:
+            folders.sort()
+            for name in sorted(names):
+                status = os.stat(os.path.join(folder, name))
+                digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class Table:
-    """One data set in memory-mapped arrays, with the channel statistics of its train split (of pixels in 0..1)."""
+    """One data set in memory-mapped arrays; channel statistics are of train pixels in 0..1."""
 
     name: str
     classes: tuple[str, ...]
@@ -54,30 +111,29 @@ class Table:
     deviation: tuple[float, ...]
 
 
-def cached(name: str, located: Located, size: int | None, folder: Path) -> Table:
-    """The data set from the cache in `folder`; it is built first when it is missing, changed or damaged."""
+class Damaged(Exception):
+    """A cached data set is not what was written."""
+
+
+def cached(
+    name: str, located: Located, size: int | None, folder: Path, verify: bool = False
+) -> Table:
+    """The data set from the cache in `folder`; built first if it is missing, changed or damaged."""
     place = folder / f"{name}-{size or 'original'}-{located.fingerprint[:16]}"
     with suppress(Damaged):
-        return _opened(name, place)
+        return _opened(name, place, verify)
     try:
         with _alone(place):
-            return _opened_or_built(name, located, size, place)
+            try:
+                return _opened(name, place, verify)
+            except Damaged as damage:
+                if place.exists():
+                    log.warning("cache %s is damaged (%s): building it again", place, damage)
+            _build(name, located, size, place)
+            return _opened(name, place)
     except OSError as error:
-        raise DataError(
-            f"cache cannot be written: {error}",
-            str(place),
-            "free some space or set stream.cache_dir",
-        ) from error
-
-
-def _opened_or_built(name: str, located: Located, size: int | None, place: Path) -> Table:
-    try:
-        return _opened(name, place)
-    except Damaged as damage:
-        if place.exists():
-            log.warning("cache %s is damaged (%s): building it again", place, damage)
-    _build(name, located, size, place)
-    return _opened(name, place)
+        fix = "free some space or set stream.cache_dir"
+        raise DataError(f"cache cannot be written: {error}", str(place), fix) from error
 
 
 @contextmanager
@@ -97,91 +153,72 @@ def _build(name: str, located: Located, size: int | None, place: Path) -> None:
     ) as aside:
         fresh = Path(aside) / "new"
         fresh.mkdir()
-        shape = pixels(original.train, 0, size).shape
+        shape = original.train.read(0, size).shape
         histogram = _decode(name, original.train, size, fresh / "train", shape)
         _decode(name, original.test, size, fresh / "test", shape)
-        _write_meta(original.classes, histogram, fresh)
+        mean, deviation = _statistics(histogram)
+        digests = {array: _digest(fresh / f"{array}.npy") for array in _ARRAYS}
+        meta = {"classes": original.classes, "mean": mean, "deviation": deviation}
+        _write_meta(fresh, {**meta, "sha256": digests})
         if place.exists():
             place.rename(Path(aside) / "old")
         fresh.rename(place)
+        files.sync_directory(place.parent)
 
 
 def _read(name: str, located: Located) -> Original:
+    """The data set, once every label is known to have a class and every split to have images."""
     try:
-        return checked(name, located.read())
+        original = located.read()
     except OSError as error:
-        raise DataError(
-            f"{name} cannot be read: {error}",
-            fix="look at the files there, or fetch the data set again",
-        ) from error
+        fix = "look at the files there, or fetch the data set again"
+        raise DataError(f"{name} cannot be read: {error}", fix=fix) from error
+    known = len(original.classes)
+    for which, split in (("train", original.train), ("test", original.test)):
+        if not len(split.labels):
+            fix = "look into the folder, or fetch the data set again"
+            raise DataError(f"{name} has no {which} images", fix=fix)
+        for wrong in np.flatnonzero((split.labels < 0) | (split.labels >= known))[:1]:
+            what = f"label {split.labels[wrong]} is out of range, there are {known} classes"
+            raise DataError(f"{name}: {what}", split.place(int(wrong)), "fetch the data set again")
+    return original
 
 
 def _decode(
     name: str, split: Split, size: int | None, stem: Path, shape: tuple[int, ...]
 ) -> Histogram:
-    """Write `<stem>_pixels.npy` batch by batch, so memory does not grow with the data, and `<stem>_labels.npy`.
+    """Write `<stem>_labels.npy`, and `<stem>_pixels.npy` batch by batch: memory does not grow.
 
     The answer is the histogram of the 256 values in each channel.
     """
     count, histogram = len(split.labels), np.zeros((shape[0], 256))
-    console = Console(file=sys.stderr)
-    bar = Progress(console=console, disable=not console.is_terminal)
-    with open(f"{stem}_pixels.npy", "wb") as file, ThreadPoolExecutor() as pool, bar:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
-        )
-        task = bar.add_task(f"decoding {name} {stem.name}", total=count)
-        for start in range(0, count, AT_ONCE):
-            stop = min(start + AT_ONCE, count)
-            batch = _stacked(
-                list(pool.map(lambda i: pixels(split, i, size), range(start, stop))),
-                shape,
-                split,
-                start,
-            )
-            file.write(batch.tobytes())
-            histogram += [
-                np.bincount(batch[:, channel].ravel(), minlength=256) for channel in range(shape[0])
-            ]
-            bar.update(task, completed=stop)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
+    console, title = Console(file=sys.stderr), f"decoding {name} {stem.name}"
     np.save(f"{stem}_labels.npy", split.labels)
+    with open(f"{stem}_pixels.npy", "wb") as file, ThreadPoolExecutor() as pool:
+        np.lib.format.write_array_header_1_0(file, header)
+        steps = range(0, count, AT_ONCE)
+        for start in track(steps, title, console=console, disable=not console.is_terminal):
+            numbers = range(start, min(start + AT_ONCE, count))
+            batch = np.stack(list(pool.map(lambda i: _alike(split, i, size, shape), numbers)))
+            file.write(batch.tobytes())
+            for row, channel in zip(histogram, batch.swapaxes(0, 1), strict=True):
+                row += np.bincount(channel.ravel(), minlength=256)
     return histogram
 
 
-def _stacked(batch: list[Array], shape: tuple[int, ...], split: Split, start: int) -> Array:
-    """The batch as one array; every image must have the shape of the first image of the data set."""
-    for offset, image in enumerate(batch):
-        if image.shape != shape:
-            what = f"image has shape {image.shape}, the first one {shape}"
-            raise DataError(
-                what, split.place(start + offset), "set stream.size, so that all images are resized"
-            )
-    return np.stack(batch)
-
-
-def _write_meta(classes: tuple[str, ...], histogram: Histogram, folder: Path) -> None:
-    """`meta.json`: what the arrays mean, and a digest of each; then everything is forced to the disk."""
-    mean, deviation = _statistics(histogram)
-    digests = {array: _digest(folder / f"{array}.npy") for array in _ARRAYS}
-    text = json.dumps(
-        {
-            "format": FORMAT,
-            "classes": classes,
-            "mean": mean,
-            "deviation": deviation,
-            "sha256": digests,
-        }
-    )
-    (folder / "meta.json").write_text(
-        json.dumps({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-    )
-    for file in folder.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+def _alike(split: Split, index: int, size: int | None, shape: tuple[int, ...]) -> Array:
+    """One image, which must have the shape of the first image of the data set."""
+    image = split.read(index, size)
+    if image.shape != shape:
+        what = f"image has shape {image.shape}, the first one {shape}"
+        fix = "set stream.size, so that all images are resized"
+        raise DataError(what, split.place(index), fix)
+    return image
 
 
 def _statistics(histogram: Histogram) -> tuple[list[float], list[float]]:
-    """Mean and deviation of x / 255 for each channel, from its histogram h: mean = sum_v h_v v / sum_v h_v."""
+    """Mean and deviation of x / 255 in each channel, from its histogram h: sum h_v v / sum h_v."""
     value, share = np.arange(256) / 255, histogram / histogram.sum(1, keepdims=True)
     mean = share @ value
     variance = (share * (value - mean[:, None]) ** 2).sum(1)
@@ -193,41 +230,57 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _opened(name: str, place: Path) -> Table:
-    """Map the arrays of a cached data set after checking every digest."""
+def _stamp(file: Path) -> list[int]:
+    """What changes whenever a file is written, and costs nothing to look at."""
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
+    """What the arrays mean, their digests and present stamps, once the arrays are on the disk."""
+    paths = {array: folder / f"{array}.npy" for array in _ARRAYS}
+    for path in paths.values():
+        with path.open("rb") as handle:
+            os.fsync(handle.fileno())
+    stamps = {array: _stamp(path) for array, path in paths.items()}
+    text = json.dumps({**meta, "format": FORMAT, "stamps": stamps})
+    envelope = {"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    files.write_through(folder / ".meta.json", json.dumps(envelope).encode())
+    (folder / ".meta.json").replace(folder / "meta.json")
+
+
+def _opened(name: str, place: Path, verify: bool = False) -> Table:
+    """Map the arrays of a cached data set that is as it was written."""
     meta = _read_meta(place / "meta.json")
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(_try_digest, [place / f"{array}.npy" for array in _ARRAYS]))
-    for array, digest in zip(_ARRAYS, found, strict=True):
-        if digest != meta["sha256"][array]:
-            raise Damaged(f"{array}.npy does not match its digest")
+    _check(place, meta, verify)
     arrays = {
         array: torch.from_numpy(np.load(place / f"{array}.npy", mmap_mode="c")) for array in _ARRAYS
     }
-    return Table(
-        name,
-        tuple(meta["classes"]),
-        mean=tuple(meta["mean"]),
-        deviation=tuple(meta["deviation"]),
-        **arrays,
-    )
+    mean, deviation = tuple(meta["mean"]), tuple(meta["deviation"])
+    return Table(name, tuple(meta["classes"]), mean=mean, deviation=deviation, **arrays)
 
 
-def _try_digest(file: Path) -> str:
+def _check(place: Path, meta: Mapping[str, Any], verify: bool) -> None:
+    """Every array has its stamp, or else (and to `verify`) its digest; new stamps are kept."""
+    paths = {array: place / f"{array}.npy" for array in _ARRAYS}
     try:
-        return _digest(file)
+        moved = [array for array in _ARRAYS if _stamp(paths[array]) != meta["stamps"][array]]
+        for array in _ARRAYS if verify else moved:
+            if _digest(paths[array]) != meta["sha256"][array]:
+                raise Damaged(f"{array}.npy does not match its digest")
     except OSError as error:
-        raise Damaged(f"{file.name} cannot be read: {error}") from error
+        raise Damaged(f"{Path(error.filename).name} cannot be read: {error}") from error
+    if moved:
+        with suppress(OSError):
+            _write_meta(place, meta)
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
     try:
         envelope = json.loads(file.read_text())
         body = json.loads(envelope["body"])
-        whole = (
-            hashlib.sha256(envelope["body"].encode()).hexdigest() == envelope["sha256"]
-            and body["format"] == FORMAT
-        )
+        digest = hashlib.sha256(envelope["body"].encode()).hexdigest()
+        whole = digest == envelope["sha256"] and body["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"meta.json cannot be read: {error}") from error
     if not whole:

@@ -1,4 +1,4 @@
-"""The opened sources as one collection: global class names, one image shape, one look, and which images a task has."""
+"""The opened sources as one: global class names, one image shape, and which images a task has."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,14 +12,16 @@ from torch import Tensor
 from datamodules.cache import Table
 from datamodules.domains import shifted
 from datamodules.partitions import draws
-from datamodules.scenarios import Integers, class_groups
-from fedbnn.errors import ConfigError
+from datamodules.scenarios import Integers, class_groups, require
 from fedbnn.images import ImageSet, Preprocess
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One split of all sources, one source after the other; an image is known by its position. Only `open` ones are shown."""
+    """One split of all sources, one after the other; an image is known by its position.
+
+    Only `open` images are shown.
+    """
 
     parts: tuple[Tensor, ...]
     labels: Integers
@@ -27,7 +29,7 @@ class Pool:
     open: NDArray[np.bool_]
 
     def gather(self, positions: Integers) -> Tensor:
-        """These images, copied whole out of the memory maps; grey ones are repeated where the stream is in colour."""
+        """These images, copied out of the memory maps; grey becomes colour if others are."""
         starts = np.cumsum([0, *map(len, self.parts)])
         height, width = self.parts[0].shape[-2:]
         found = np.empty((len(positions), self.channels, height, width), np.uint8)
@@ -47,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Collection:
-    """All images of a stream: classes in its order, tasks as ranges of them, and what may be shown in train and test."""
+    """All images of a stream: classes in its order, and tasks as ranges of them."""
 
     classes: tuple[str, ...]
     tasks: tuple[Task, ...]
@@ -70,13 +72,10 @@ class Collection:
 
     def image_set(self, pool: Pool, images: Integers, task: int) -> ImageSet:
         """These images as they look in the task."""
-        pixels = pool.gather(images)
-        pixels = (
-            shifted(self.domains[task], pixels, images) if self.domains and len(images) else pixels
-        )
-        return ImageSet(
-            pixels, torch.from_numpy(pool.labels[images]), self.classes, self.preprocess
-        )
+        pixels, labels = pool.gather(images), torch.from_numpy(pool.labels[images])
+        if self.domains and len(images):
+            pixels = shifted(self.domains[task], pixels, images)
+        return ImageSet(pixels, labels, self.classes, self.preprocess)
 
 
 def collect(
@@ -90,44 +89,41 @@ def collect(
 ) -> Collection:
     """Put sources side by side and cut them into tasks.
 
-    `class_order` is the seed of a shuffle of all classes. With a `validation` share, that part of train is the test.
+    `class_order` is the seed of a shuffle of all classes. With a `validation` share, that part of
+    train is the test.
     """
     _same_size(tables)
     names = [f"{table.name}/{name}" for table in tables for name in table.classes]
-    order = (
-        np.arange(len(names))
-        if class_order is None
-        else draws(class_order, "class order").permutation(len(names))
-    )
-    number = np.argsort(order)
-    train = _pool(tables, [(table.train_pixels, table.train_labels) for table in tables], number)
-    test = _pool(tables, [(table.test_pixels, table.test_labels) for table in tables], number)
+    order = np.arange(len(names))
+    if class_order is not None:
+        order = draws(class_order, "class order").permutation(len(names))
+    train, test = (_pool(tables, split, np.argsort(order)) for split in ("train", "test"))
     if validation:
         held = held_out(train.labels, validation, seed)
         train, test = replace(train, open=~held), replace(train, open=held)
     classes = tuple(names[place] for place in order)
     groups = task_labels(incremental, [len(table.classes) for table in tables], tasks)
-    titles = task_titles(incremental, [table.name for table in tables], domains, groups)
+    titles = {
+        "class": [f"classes {group[0]}-{group[-1]}" for group in groups],
+        "task": [table.name for table in tables],
+        "domain": domains,
+    }
     named = tuple(
         Task(title, classes[group.start : group.stop])
-        for title, group in zip(titles, groups, strict=True)
+        for title, group in zip(titles[incremental], groups, strict=True)
     )
     return Collection(classes, named, groups, domains, train, test, common_preprocess(tables))
 
 
 def _same_size(tables: Sequence[Table]) -> None:
-    shapes = {table.name: tuple(table.train_pixels.shape[-2:]) for table in tables}
-    if len(set(shapes.values())) > 1:
-        found = ", ".join(f"{name} {height}x{width}" for name, (height, width) in shapes.items())
-        raise ConfigError(
-            f"images of one stream need one size, not {found}",
-            "stream.size",
-            "set it, for example size: 32",
-        )
+    sizes = {table.name: "{}x{}".format(*table.train_pixels.shape[-2:]) for table in tables}
+    found = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    what = f"images of one stream need one size, not {found}"
+    require(len(set(sizes.values())) == 1, "size", what, "set it, for example size: 32")
 
 
 def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[range, ...]:
-    """The labels of each task: groups of classes, the classes of each source, or all of them for every domain."""
+    """The labels of each task: a group of classes, the classes of a source, or in a domain all."""
     if incremental == "class":
         return class_groups(sum(sizes), tasks)
     if incremental == "domain":
@@ -136,32 +132,21 @@ def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[ran
     return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
 
 
-def task_titles(
-    incremental: str, sources: Sequence[str], domains: Sequence[str], groups: Sequence[range]
-) -> tuple[str, ...]:
-    """A short name for each task."""
-    titles = {
-        "class": [f"classes {group[0]}-{group[-1]}" for group in groups],
-        "task": sources,
-        "domain": domains,
-    }
-    return tuple(titles[incremental])
-
-
-def _pool(
-    tables: Sequence[Table], splits: Sequence[tuple[Tensor, Tensor]], number: Integers
-) -> Pool:
-    """One split of every source; labels of a source become places in the global order of classes."""
+def _pool(tables: Sequence[Table], split: str, number: Integers) -> Pool:
+    """One split of every source; labels become places in the global order of classes."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
-    labels = np.concatenate(
-        [number[part.numpy() + start] for (_, part), start in zip(splits, starts, strict=False)]
+    pixels, labels = (
+        [getattr(table, f"{split}_{part}") for table in tables] for part in ("pixels", "labels")
     )
-    channels = max(table.train_pixels.shape[1] for table in tables)
-    return Pool(tuple(pixels for pixels, _ in splits), labels, channels, np.ones(len(labels), bool))
+    placed = [number[part.numpy() + start] for part, start in zip(labels, starts, strict=False)]
+    channels = max(len(table.mean) for table in tables)
+    return Pool(
+        tuple(pixels), np.concatenate(placed), channels, np.ones(sum(map(len, labels)), bool)
+    )
 
 
 def common_preprocess(tables: Sequence[Table]) -> Preprocess:
-    """One normalisation for the stream, since a normalisation per source would tell the network which task it sees.
+    """One normalisation for the stream: one per source would tell the network which task it sees.
 
     mean = E[mean_s], variance = E[variance_s] + Var[mean_s], every source s with the same weight.
     """
@@ -172,17 +157,8 @@ def common_preprocess(tables: Sequence[Table]) -> Preprocess:
     return Preprocess(tuple(means.mean(0).tolist()), tuple(deviation.tolist()))
 
 
-def joined(sets: Sequence[ImageSet]) -> ImageSet:
-    """Sets of one stream, one after the other."""
-    pixels, labels = (
-        torch.cat([part.pixels for part in sets]),
-        torch.cat([part.labels for part in sets]),
-    )
-    return replace(sets[0], pixels=pixels, labels=labels)
-
-
 def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
-    """Which images are the validation split: `share` of each class, at least one where a class has two."""
+    """Which images are for validation: `share` of each class, at least one of two or more."""
     chosen = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         images = draws(seed, "validation", int(label)).permutation(np.flatnonzero(labels == label))

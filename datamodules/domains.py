@@ -1,47 +1,54 @@
-"""Shifted inputs for domain-incremental streams: the same image always looks the same in the same domain."""
+"""Shifted inputs for domain-incremental streams: in a domain an image always looks the same."""
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torchvision.transforms.v2 import InterpolationMode, functional
 
-from datamodules.scenarios import Integers
+from datamodules.scenarios import Integers, require
 from fedbnn.errors import ConfigError
 from fedbnn.seeds import generator
+from fedbnn.suggest import did_you_mean
 
 Change = Callable[[Tensor, Integers, float], Tensor]
 _NOISES = 251
 
 
 def shifted(domain: str, pixels: Tensor, positions: Integers) -> Tensor:
-    """The uint8 images as they look in `domain`; `positions` name them, so that noise belongs to the image."""
+    """The uint8 images as they look in `domain`; `positions` name them, and noise is by name."""
     name, strength = parse(domain)
     changed = CHANGES[name](pixels.float(), positions, strength)
     return changed.round().clamp(0, 255).to(torch.uint8)
 
 
+def domain_names(incremental: str, domains: Sequence[str] | None, sources: int) -> tuple[str, ...]:
+    """The domains of a stream, each a known shift of its one source."""
+    names, both = tuple(domains or ()), "give both or neither"
+    paired = bool(names) == (incremental == "domain")
+    require(paired, "domains", "domains belong to incremental: domain", both)
+    require(not names or sources == 1, "sources", "domains shift one source", "keep one source")
+    once = len(set(names)) == len(names)
+    require(once, "domains", "a domain is named twice", "name each domain once")
+    for name in names:
+        parse(name)
+    return names
+
+
 def parse(domain: str) -> tuple[str, float]:
     """`rotation:45` -> ("rotation", 45.0); `clean` needs no strength."""
     name, _, strength = domain.partition(":")
-    if name not in CHANGES:
-        close = difflib.get_close_matches(name, CHANGES, n=1)
-        guess = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(CHANGES)}"
-        raise ConfigError(f"unknown domain {domain!r}", "stream.domains", guess)
+    known = name in CHANGES
+    require(known, "domains", f"unknown domain {domain!r}", did_you_mean(name, CHANGES))
     try:
         value = 0.0 if name == "clean" and not strength else float(strength)
     except ValueError:
-        raise ConfigError(
-            f"domain {domain!r} has no strength", "stream.domains", f"write {name}:NUMBER"
-        ) from None
-    if not math.isfinite(value) or (value < 0 and name != "rotation"):
-        raise ConfigError(
-            f"domain {domain!r} has no possible strength",
-            "stream.domains",
-            "use a number of at least 0",
-        )
+        what, fix = f"domain {domain!r} has no strength", f"write {name}:NUMBER"
+        raise ConfigError(what, "stream.domains", fix) from None
+    possible = math.isfinite(value) and (value >= 0 or name == "rotation")
+    what, fix = f"domain {domain!r} has no possible strength", "use a number of at least 0"
+    require(possible, "domains", what, fix)
     return name, value
 
 
@@ -52,13 +59,7 @@ def clean(pixels: Tensor, _positions: Integers, _strength: float) -> Tensor:
 
 def rotation(pixels: Tensor, _positions: Integers, degrees: float) -> Tensor:
     """Turned counter-clockwise about the centre, bilinear, black where nothing was."""
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    ratio = pixels.shape[-1] / pixels.shape[-2]
-    turn = torch.tensor([[cosine, -sine / ratio, 0.0], [sine * ratio, cosine, 0.0]]).expand(
-        len(pixels), 2, 3
-    )
-    grid = functional.affine_grid(turn, list(pixels.shape), align_corners=False)
-    return functional.grid_sample(pixels, grid, align_corners=False)
+    return functional.rotate(pixels, degrees, InterpolationMode.BILINEAR)
 
 
 def noise(pixels: Tensor, positions: Integers, deviation: float) -> Tensor:
@@ -68,19 +69,9 @@ def noise(pixels: Tensor, positions: Integers, deviation: float) -> Tensor:
 
 
 def blur(pixels: Tensor, _positions: Integers, sigma: float) -> Tensor:
-    """Convolved with a Gaussian of `sigma` pixels, borders repeated: rows first, then columns."""
-    if sigma == 0:
-        return pixels
-    reach = max(1, math.ceil(3 * sigma))
-    weights = torch.exp(-(torch.arange(-reach, reach + 1.0) ** 2) / (2 * sigma**2))
-    kernel = (weights / weights.sum()).view(1, 1, 1, -1)
-    flat = pixels.reshape(-1, 1, *pixels.shape[-2:])
-    for axis in (kernel, kernel.transpose(-1, -2)):
-        tall, wide = axis.shape[-2] // 2, axis.shape[-1] // 2
-        flat = functional.conv2d(
-            functional.pad(flat, (wide, wide, tall, tall), mode="replicate"), axis
-        )
-    return flat.view_as(pixels)
+    """Convolved with a Gaussian of `sigma` pixels that reaches 3 sigma, mirrored at the border."""
+    reach = min(max(1, math.ceil(3 * sigma)), min(pixels.shape[-2:]) - 1)
+    return functional.gaussian_blur(pixels, [2 * reach + 1] * 2, [sigma] * 2) if sigma else pixels
 
 
 def contrast(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
@@ -95,10 +86,5 @@ def brightness(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
 
 
 CHANGES: Mapping[str, Change] = {
-    "clean": clean,
-    "rotation": rotation,
-    "noise": noise,
-    "blur": blur,
-    "contrast": contrast,
-    "brightness": brightness,
+    change.__name__: change for change in (clean, rotation, noise, blur, contrast, brightness)
 }

@@ -1,4 +1,4 @@
-"""Scenarios as pure functions: which classes form a task, when tasks reign, and who is on which task."""
+"""Scenarios as pure functions: which classes form a task, and who is on which task when."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,19 +13,25 @@ Integers = NDArray[np.int64]
 Window = tuple[int, int]
 
 
+def require(condition: bool, key: str, what: str, fix: str) -> None:
+    """Refuse a setting of the stream that cannot be meant."""
+    if not condition:
+        raise ConfigError(what, f"stream.{key}", fix)
+
+
 def class_groups(classes: int, tasks: int) -> tuple[range, ...]:
-    """Consecutive groups whose sizes differ by at most one; the first groups take the remainder, none is lost."""
-    if not 1 <= tasks <= classes:
-        raise ConfigError(
-            f"{tasks} tasks of {classes} classes", "stream.tasks", f"choose 1 to {classes} tasks"
-        )
+    """Consecutive groups, sizes at most one apart: the first take the remainder, none is lost."""
+    possible = 1 <= tasks <= classes
+    require(
+        possible, "tasks", f"{tasks} tasks of {classes} classes", f"choose 1 to {classes} tasks"
+    )
     size, more = divmod(classes, tasks)
     starts = [task * size + min(task, more) for task in range(tasks + 1)]
     return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> tuple[int, ...]:
-    """Whole numbers n_i with sum `total`: n_i = floor(q_i) or floor(q_i) + 1, where q_i = total w_i / sum w."""
+    """Whole n_i with sum `total`: floor(q_i) or floor(q_i) + 1, where q_i = total w_i / sum w."""
     quota = np.asarray(weights, np.float64) / np.sum(weights) * total
     whole = np.floor(quota + 1e-9).astype(np.int64)
     ahead = np.argsort(-(quota - whole), kind="stable")[: total - int(whole.sum())]
@@ -37,8 +43,8 @@ def largest_remainder(weights: Sequence[float], total: int) -> tuple[int, ...]:
 class Schedule:
     """Tasks in windows (start, end]: task t has clients in the rounds start_t + 1 .. end_t.
 
-    Consecutive windows touch (`separate`) or overlap. In an overlap the clients change over one after the other, in
-    one order for the whole run, so a client that moved on never comes back.
+    Consecutive windows touch (`separate`) or overlap. In an overlap the clients change over one
+    after the other, in one order for the whole run, so a client that moved on never comes back.
     """
 
     windows: tuple[Window, ...]
@@ -54,12 +60,15 @@ class Schedule:
         return tuple(end for _, end in self.windows)
 
     def proportion(self, task: int, round: int) -> float:
-        """How far the change from `task` to the next has come: (r - a) / (b - a + 1) in an overlap of rounds a + 1 .. b."""
+        """How far the change from `task` to the next has come.
+
+        (r - a) / (b - a + 1) in an overlap of rounds a + 1 .. b.
+        """
         start, end = self.windows[task + 1][0], self.windows[task][1]
         return float(np.clip((round - start) / (end - start + 1), 0, 1))
 
     def moved(self, round: int, clients: int) -> tuple[int, ...]:
-        """For each change of task, how many of the clients have made it by this round (by largest remainder)."""
+        """For each change of task, how many of the clients have made it (by largest remainder)."""
         share = [self.proportion(task, round) for task in range(len(self.windows) - 1)]
         return tuple(largest_remainder((1 - part, part), clients)[1] for part in share)
 
@@ -68,45 +77,85 @@ class Schedule:
         passed = (clients, *self.moved(round, clients), 0)
         return tuple(before - after for before, after in itertools.pairwise(passed))
 
+    def active(self, round: int, clients: int) -> tuple[int, ...]:
+        """The tasks that have clients."""
+        return tuple(task for task, count in enumerate(self.clients_on(round, clients)) if count)
+
     def task_of(self, round: int, rank: Integers, clients: int) -> Integers:
-        """The task of those of the `clients` that have these places in the order of changing over (0 moves first)."""
+        """The task of the clients at these places in the order of changing over (0 moves first)."""
         moved = np.asarray(self.moved(round, clients), np.int64)
         return np.searchsorted(-moved, -rank, side="left")
+
+    def phases(self, clients: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        """Runs of rounds with the same active tasks: first round, last round, the tasks."""
+        rounds = range(1, self.rounds + 1)
+        runs = itertools.groupby(rounds, lambda round: self.active(round, clients))
+        found = [(list(run), tasks) for tasks, run in runs]
+        return tuple((run[0], run[-1], tasks) for run, tasks in found)
 
 
 def separate(ends: Sequence[int]) -> Schedule:
     """All clients change together; `ends` are the last rounds of the tasks."""
-    return _checked(
-        [(start, end) for start, end in zip((0, *ends), ends, strict=False)], "stream.boundaries"
-    )
+    return _checked(list(zip((0, *ends), ends, strict=False)), "boundaries")
 
 
 def staggered(ends: Sequence[int], stagger: int) -> Schedule:
-    """Each client changes at an offset of its own, in 0..stagger rounds after the boundary, the offsets evenly spread."""
-    starts = (0, *ends)
+    """Each client changes at an offset of its own, evenly spread over 0..stagger rounds."""
     late = [end + stagger for end in ends[:-1]] + [ends[-1]]
-    return _checked(list(zip(starts, late, strict=False)), "stream.stagger")
+    return _checked(list(zip((0, *ends), late, strict=False)), "stagger")
 
 
 def gradual(durations: Sequence[Window]) -> Schedule:
-    """Overlapping durations `start-end`; in an overlap the share of the newer task grows linearly."""
-    return _checked([(int(start), int(end)) for start, end in durations], "stream.durations")
+    """Overlapping durations `start-end`; in an overlap the newer task's share grows linearly."""
+    return _checked([(int(start), int(end)) for start, end in durations], "durations")
 
 
-def _checked(windows: list[Window], where: str) -> Schedule:
+def _checked(windows: list[Window], key: str) -> Schedule:
     """A schedule whose tasks begin and end in order and leave no round empty."""
-    if not windows or windows[0][0] != 0 or any(start >= end for start, end in windows):
-        raise ConfigError(
-            f"tasks cannot last {_text(windows)}",
-            where,
-            "the first begins at 0, and each ends after it begins",
-        )
+    text = ", ".join(f"{start}-{end}" for start, end in windows) or "no rounds"
+    begins = bool(windows) and windows[0][0] == 0 and all(start < end for start, end in windows)
+    fix = "the first begins at 0, and each ends after it begins"
+    require(begins, key, f"tasks cannot last {text}", fix)
     for (start, end), (later_start, later_end) in itertools.pairwise(windows):
-        if not start < later_start <= end < later_end:
-            fix = "each task begins after the one before it, no later than that one ends, and ends after it"
-            raise ConfigError(f"tasks cannot last {_text(windows)}", where, fix)
+        ordered = start < later_start <= end < later_end
+        fix = "each begins after the one before it and no later than that ends, and ends after it"
+        require(ordered, key, f"tasks cannot last {text}", fix)
     return Schedule(tuple(windows))
 
 
-def _text(windows: Sequence[Window]) -> str:
-    return ", ".join(f"{start}-{end}" for start, end in windows) or "no rounds"
+def timed(
+    tasks: int,
+    kind: str,
+    rounds_per_task: int | None,
+    boundaries: Sequence[int] | None,
+    durations: Sequence[Window] | None,
+    stagger: int | None,
+) -> Schedule:
+    """The schedule of so many tasks that these settings of a stream describe, if they agree."""
+    for key, value, owner in (
+        ("durations", durations, "gradual"),
+        ("stagger", stagger, "staggered"),
+    ):
+        fits, what = (value is not None) == (kind == owner), f"{key} and schedule: {owner}"
+        require(fits, key, f"{what} belong together", "give both or neither")
+    said = (rounds_per_task is not None) + (boundaries is not None)
+    if durations is not None:
+        what, fix = "durations say how long tasks last", "drop rounds_per_task and boundaries"
+        require(said == 0, "durations", what, fix)
+        return gradual(durations)
+    what = f"the length of tasks is said {said} times"
+    require(said == 1, "rounds_per_task", what, "give it or boundaries")
+    ends = boundaries or [(task + 1) * (rounds_per_task or 1) for task in range(tasks)]
+    return separate(ends) if stagger is None else staggered(ends, stagger)
+
+
+def task_count(incremental: str, tasks: int | None, listed: int, entries: int | None) -> int:
+    """How many tasks: as asked or scheduled (class), or one for each source or domain `listed`."""
+    counted = (tasks or entries) if incremental == "class" else listed
+    if counted is None:
+        raise ConfigError("how many tasks is not said", "stream.tasks", "for example tasks: 5")
+    what = f"{tasks} tasks, but there are {counted}"
+    require(tasks in (None, counted), "tasks", what, "leave tasks out")
+    what = f"{counted} tasks, but {entries} in the schedule"
+    require(entries in (None, counted), "schedule", what, "give one entry per task")
+    return counted

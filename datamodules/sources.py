@@ -1,11 +1,17 @@
-"""Name -> images and labels: data sets as their authors publish them, read and fetched by torchvision.
+"""Name -> images and labels: data sets as published, read by torchvision, and image folders.
 
 To add a data set, write its reading and name it at the end of this file.
 """
 
+import http.client
+import io
 import pickle
+import socket
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,150 +20,240 @@ import numpy as np
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
-from datamodules.download import missing, network
-from datamodules.originals import Located, Original, Split, fingerprint, from_arrays, from_files
-from datamodules.sources_folders import folder_parts, image_folder, tiny_imagenet_folder
+from datamodules.cache import (
+    Located,
+    Original,
+    Split,
+    Table,
+    cached,
+    fingerprint,
+    from_arrays,
+    from_files,
+)
+from datamodules.scenarios import require
 from fedbnn.errors import DataError
+from fedbnn.images import below
+from fedbnn.suggest import did_you_mean
 
+FOLDER = "folder:"
+SECONDS_OF_SILENCE = 20.0
 TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    AssertionError,
-    KeyError,
-    IndexError,
-    pickle.UnpicklingError,
-)
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, AssertionError, LookupError)
+_UNREADABLE += (pickle.UnpicklingError,)
 Read = Callable[[Path, bool], Original]
 
 
 @dataclass(frozen=True)
+class DatasetRegistry:
+    """Where data sets are, where decoded images go (or `<data_dir>/.cache`), and how they look."""
+
+    data_dir: str | Path
+    cache_dir: str | Path | None = None
+    size: int | None = None
+    download: bool = False
+
+    def open(self, source: str, verify: bool = False) -> Table:
+        """The data set of this name, decoded and resized, from the cache if it was opened before.
+
+        `verify` reads every cached byte again, whatever the times of its files say.
+        """
+        check_source(source)
+        data = Path(self.data_dir).expanduser()
+        cache = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
+        own = source.startswith(FOLDER) and image_folder(data / source.removeprefix(FOLDER))
+        located = own or SOURCES[source](data, self.download)
+        return cached(short_name(source), located, self.size, cache, verify)
+
+
+def source_names(sources: Sequence[str] | str) -> tuple[str, ...]:
+    """One name or several; every one known, no two the same."""
+    names = (sources,) if isinstance(sources, str) else tuple(sources)
+    require(bool(names), "sources", "a stream needs a source", "for example sources: [digits]")
+    for name in names:
+        check_source(name)
+    once = len({short_name(name) for name in names}) == len(names)
+    what = f"two sources share a name in {', '.join(names)}"
+    require(once, "sources", what, "name each source once")
+    return names
+
+
+def short_name(source: str) -> str:
+    """What stands before the slash in class names: of `folder:some/flowers` it is `flowers`."""
+    return Path(source.removeprefix(FOLDER)).name
+
+
+def check_source(source: str) -> None:
+    """Refuse a name that nothing answers to."""
+    known = source in SOURCES or (source.startswith(FOLDER) and bool(short_name(source)))
+    fix = f"{did_you_mean(source, SOURCES)}; for images of your own write folder:PATH"
+    require(known, "sources", f"unknown source {source!r}", fix)
+
+
+@contextmanager
+def network(name: str, data_dir: Path) -> Iterator[None]:
+    """Inside, a silent server is given up; a failed download names itself and what helps.
+
+    Progress bars of the downloader belong on a terminal, not into a log.
+    """
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SECONDS_OF_SILENCE)
+    try:
+        with ExitStack() as stack:
+            if not sys.stderr.isatty():
+                stack.enter_context(redirect_stderr(io.StringIO()))
+                stack.enter_context(redirect_stdout(io.StringIO()))
+            data_dir.mkdir(parents=True, exist_ok=True)
+            yield
+    except (OSError, EOFError, RuntimeError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        fix = "check the network and start again, or put the official files there yourself"
+        raise DataError(f"{name} could not be downloaded: {error}", str(data_dir), fix) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@dataclass(frozen=True)
 class Official:
-    """One published data set: the files it consists of below the data directory, and torchvision's reading of them."""
+    """A published data set: its files below the data directory, and how torchvision reads them."""
 
     name: str
     files: tuple[str, ...]
     read: Read
 
     def locate(self, data_dir: Path, download: bool) -> Located:
-        """The official files; or, where they are absent, `<data_dir>/<name>/{train,test}/<class>/*.png`."""
+        """The official files, or else `<data_dir>/<name>/{train,test}/<class>/*.png`."""
         paths = [data_dir / file for file in self.files]
         absent = [path for path in paths if not path.exists()]
         if absent and folder_parts(data_dir / self.name):
             return image_folder(data_dir / self.name)
         if absent and not download:
-            raise missing(self.name, absent[0])
+            fix = "set stream.download=true, or stream.data_dir to where it is"
+            raise DataError(f"data set {self.name} is missing", f"looked for {absent[0]}", fix)
         if absent:
             self._fetch(data_dir)
         return Located(fingerprint(paths), lambda: self._read(data_dir, download))
 
     def _fetch(self, data_dir: Path) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
         with network(self.name, data_dir):
             self.read(data_dir, True)
 
     def _read(self, data_dir: Path, download: bool) -> Original:
-        """The data set; files that cannot be read are fetched once more if downloads are allowed."""
+        """Files that cannot be read are fetched once more if downloads are allowed."""
         try:
             return self.read(data_dir, False)
         except _UNREADABLE as error:
             if download:
                 self._fetch(data_dir)
                 return self._read(data_dir, False)
-            what, fix = (
-                f"{self.name} cannot be read: {error}",
-                "remove it and set stream.download=true",
-            )
-            raise DataError(what, str(data_dir / self.files[0]), fix) from error
+            what, where = f"{self.name} cannot be read: {error}", str(data_dir / self.files[0])
+            raise DataError(what, where, "remove it and set stream.download=true") from error
 
 
-def tiny_imagenet(data_dir: Path, download: bool) -> Located:
-    """`<data_dir>/tiny-imagenet-200`; the archive is unpacked aside and renamed, so it is whole or not there."""
+def folder_parts(root: Path) -> tuple[Path, Path] | None:
+    """The train directory and the test (or val) directory of an image folder, if it is one."""
+    train = root / "train"
+    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    return (train, test) if train.is_dir() and test else None
+
+
+def image_folder(root: Path) -> Located:
+    """`<root>/train/<class>/*.png` and `<root>/test/<class>/*.png` (or `val`)."""
+    parts = folder_parts(root)
+    if parts is None:
+        fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
+        raise DataError("no image folder", f"looked in {root}", fix)
+    return Located(fingerprint(parts), lambda: _read_folder(*parts))
+
+
+def _read_folder(train: Path, test: Path) -> Original:
+    classes = tuple(path.name for path in sorted(train.iterdir()) if path.is_dir())
+    for path in sorted(test.iterdir()):
+        if path.is_dir() and path.name not in classes:
+            what = f"class {path.name!r} has test images only"
+            raise DataError(what, str(path), f"add {train / path.name}")
+    folders = ([(top / name, label) for label, name in enumerate(classes)] for top in (train, test))
+    return Original(classes, *map(_labelled, folders))
+
+
+def _labelled(folders: Sequence[tuple[Path, int]]) -> Split:
+    """Every picture of every class folder, in the order of names."""
+    return from_files([(file, label) for folder, label in folders for file in below(folder)])
+
+
+def _tiny_imagenet(data_dir: Path, download: bool) -> Original:
+    """train/<wnid>/images/*.JPEG, and val/images/*.JPEG named in val/val_annotations.txt.
+
+    The test is `val`, whose labels are public. The archive is unpacked aside and renamed.
+    """
     root = data_dir / "tiny-imagenet-200"
-    if not root.exists() and not download:
-        raise missing("tiny_imagenet", root)
-    if not root.exists():
-        data_dir.mkdir(parents=True, exist_ok=True)
-        with (
-            network("tiny_imagenet", data_dir),
-            tempfile.TemporaryDirectory(dir=data_dir, prefix=".unpacking-") as aside,
-        ):
+    if download and not root.exists():
+        with tempfile.TemporaryDirectory(dir=data_dir) as aside:
             download_and_extract_archive(TINY_IMAGENET_URL, aside, md5=TINY_IMAGENET_MD5)
             (Path(aside) / root.name).rename(root)
-    return tiny_imagenet_folder(root)
+    wnids = (root / "wnids.txt").read_text().split()
+    train = _labelled([(root / "train" / wnid, label) for label, wnid in enumerate(wnids)])
+    test = _annotated(root / "val", {wnid: label for label, wnid in enumerate(wnids)})
+    return Original(_words(root / "words.txt", wnids), train, from_files(test))
 
 
-def _mnist(kind: type[datasets.MNIST], classes: tuple[str, ...]) -> Read:
+def _annotated(val: Path, number: dict[str, int]) -> list[tuple[Path, int]]:
+    annotations = val / "val_annotations.txt"
+    rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
+    for line, row in enumerate(rows, 1):
+        if len(row) < 2 or row[1] not in number:
+            what, fix = f"label out of range in line {line}", "fetch the data set again"
+            raise DataError(what, str(annotations), fix)
+    return [(val / "images" / row[0], number[row[1]]) for row in rows]
+
+
+def _words(file: Path, wnids: list[str]) -> tuple[str, ...]:
+    """The first English name of each class; the wnid where the name is missing or not unique."""
+    rows = [line.split("\t", 1) for line in file.read_text().splitlines()] if file.is_file() else []
+    words = {row[0]: row[1].split(",")[0].strip() for row in rows if len(row) == 2}
+    names = [words.get(wnid, wnid) for wnid in wnids]
+    pairs = zip(names, wnids, strict=True)
+    return tuple(name if names.count(name) == 1 else wnid for name, wnid in pairs)
+
+
+def _reads(
+    kind: type[datasets.VisionDataset],
+    split: Callable[[Any], Split],
+    classes: Sequence[str] = (),
+    parts: Sequence[Mapping[str, Any]] = ({"train": True}, {"train": False}),
+) -> Read:
+    """What torchvision calls `kind`: its options for train and test, and how each is `split` up."""
+
     def read(root: Path, download: bool) -> Original:
-        return Original(
-            classes,
-            *(_arrays(kind(root, train=train, download=download)) for train in (True, False)),
-        )
+        train, test = (kind(root, **part, download=download) for part in parts)
+        return Original(tuple(classes or train.classes), split(train), split(test))
 
     return read
 
 
 def _arrays(data: Any) -> Split:
-    """A torchvision data set that holds all its images in one array."""
-    return from_arrays(
-        np.asarray(data.data), np.asarray(data.targets), f"{data.root}, {type(data).__name__}"
-    )
+    """All images in one array (n, height, width) or (n, height, width, 3)."""
+    return from_arrays(np.asarray(data.data), data.targets, f"{data.root}, {type(data).__name__}")
 
 
-def _emnist(root: Path, download: bool) -> Original:
-    """The balanced split: 47 classes. Its files hold every image mirrored along the diagonal."""
-    parts = [
-        datasets.EMNIST(root, "balanced", train=train, download=download) for train in (True, False)
-    ]
-    upright = [
-        from_arrays(part.data.transpose(1, 2).numpy(), part.targets.numpy(), f"{root}/EMNIST")
-        for part in parts
-    ]
-    return Original(tuple(parts[0].classes), *upright)
+def _upright(data: Any) -> Split:
+    """EMNIST's files hold every image mirrored along the diagonal."""
+    return from_arrays(data.data.transpose(1, 2).numpy(), data.targets, f"{data.root}, EMNIST")
 
 
-def _with_classes(kind: type[datasets.CIFAR10]) -> Read:
-    def read(root: Path, download: bool) -> Original:
-        train, test = (kind(root, train=train, download=download) for train in (True, False))
-        return Original(tuple(train.classes), _arrays(train), _arrays(test))
-
-    return read
+def _channels_first(data: Any) -> Split:
+    """STL-10's array is (n, 3, height, width)."""
+    return from_arrays(data.data.transpose(0, 2, 3, 1), data.labels, f"{data.root}, STL10")
 
 
-def _stl10(root: Path, download: bool) -> Original:
-    train, test = (
-        datasets.STL10(root, split=split, download=download) for split in ("train", "test")
-    )
-    parts = (
-        from_arrays(part.data.transpose(0, 2, 3, 1), part.labels, f"{root}/stl10_binary")
-        for part in (train, test)
-    )
-    return Original(tuple(train.classes), *parts)
-
-
-def _flowers102(root: Path, download: bool) -> Original:
-    """As in the paper: trained on the official test split (6,149 images), tested on the official train split (1,020)."""
-    swapped = [
-        datasets.Flowers102(root, split=split, download=download) for split in ("test", "train")
-    ]
-    return Original(
-        tuple(swapped[0].classes),
-        *(from_files(part._image_files, part._labels) for part in swapped),
-    )
-
-
-def _food101(root: Path, download: bool) -> Original:
-    parts = [datasets.Food101(root, split=split, download=download) for split in ("train", "test")]
-    return Original(
-        tuple(parts[0].classes), *(from_files(part._image_files, part._labels) for part in parts)
-    )
+def _image_files(data: Any) -> Split:
+    """An image file each."""
+    return from_files([*zip(data._image_files, data._labels, strict=True)])
 
 
 def digits(_data_dir: Path, _download: bool) -> Located:
-    """The 1797 grey 8x8 digits that ship inside scikit-learn; a fixed fifth of each class is the test split."""
+    """The 1797 grey 8x8 digits inside scikit-learn; a fixed fifth of each class is the test."""
     import sklearn
 
     return Located(f"sklearn{sklearn.__version__}".ljust(16, "-"), _read_digits)
@@ -169,46 +265,44 @@ def _read_digits() -> Original:
 
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
-    parts = train_test_split(
+    train, test, *labels = train_test_split(
         images, data.target, test_size=0.2, stratify=data.target, random_state=0
     )
-    train, test, train_labels, test_labels = parts
-    return Original(
-        _DIGITS,
-        from_arrays(train, train_labels, "load_digits"),
-        from_arrays(test, test_labels, "load_digits"),
-    )
+    parts = zip((train, test), labels, strict=True)
+    return Original(_DIGITS, *(from_arrays(*part, "load_digits") for part in parts))
 
 
-_DIGITS = tuple(str(digit) for digit in range(10))
-_FASHION = tuple(datasets.FashionMNIST.classes)
-_IDX = tuple(
-    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-)
-_EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for file in _IDX)
+def _idx(folder: str, test: str = "t10k") -> tuple[str, ...]:
+    """The four files of the MNIST family; `folder` is where their names begin."""
+    kinds = ("images-idx3", "labels-idx1")
+    return tuple(f"{folder}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
 
+
+_DIGITS, _FASHION = tuple("0123456789"), datasets.FashionMNIST.classes
+_BALANCED = [{"split": "balanced", "train": train} for train in (True, False)]
+_NAMED = [{"split": "train"}, {"split": "test"}]
+_SWAPPED = [*reversed(_NAMED)]  # as in the paper: 6,149 images to train on, 1,020 to test
+_FLOWERS = tuple(f"flowers-102/{file}" for file in ("setid.mat", "imagelabels.mat", "jpg"))
+_TINY = tuple(f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val"))
+_FOOD = ("food-101/meta", "food-101/images")
+_LETTERS = _idx("EMNIST/raw/emnist-balanced-", "test")
 OFFICIAL = (
-    Official("mnist", tuple(f"MNIST/raw/{file}" for file in _IDX), _mnist(datasets.MNIST, _DIGITS)),
+    Official("mnist", _idx("MNIST/raw/"), _reads(datasets.MNIST, _arrays, _DIGITS)),
     Official(
         "fashion_mnist",
-        tuple(f"FashionMNIST/raw/{file}" for file in _IDX),
-        _mnist(datasets.FashionMNIST, _FASHION),
+        _idx("FashionMNIST/raw/"),
+        _reads(datasets.FashionMNIST, _arrays, _FASHION),
     ),
-    Official("emnist", _EMNIST, _emnist),
-    Official("usps", ("usps.bz2", "usps.t.bz2"), _mnist(datasets.USPS, _DIGITS)),
-    Official("cifar10", ("cifar-10-batches-py",), _with_classes(datasets.CIFAR10)),
-    Official("cifar100", ("cifar-100-python",), _with_classes(datasets.CIFAR100)),
-    Official("stl10", ("stl10_binary",), _stl10),
-    Official(
-        "flowers102",
-        ("flowers-102/setid.mat", "flowers-102/imagelabels.mat", "flowers-102/jpg"),
-        _flowers102,
-    ),
-    Official("food101", ("food-101/meta", "food-101/images"), _food101),
+    Official("emnist", _LETTERS, _reads(datasets.EMNIST, _upright, parts=_BALANCED)),
+    Official("usps", ("usps.bz2", "usps.t.bz2"), _reads(datasets.USPS, _arrays, _DIGITS)),
+    Official("cifar10", ("cifar-10-batches-py",), _reads(datasets.CIFAR10, _arrays)),
+    Official("cifar100", ("cifar-100-python",), _reads(datasets.CIFAR100, _arrays)),
+    Official("stl10", ("stl10_binary",), _reads(datasets.STL10, _channels_first, parts=_NAMED)),
+    Official("flowers102", _FLOWERS, _reads(datasets.Flowers102, _image_files, parts=_SWAPPED)),
+    Official("food101", _FOOD, _reads(datasets.Food101, _image_files, parts=_NAMED)),
+    Official("tiny_imagenet", _TINY, _tiny_imagenet),
 )
-
 SOURCES: Mapping[str, Callable[[Path, bool], Located]] = {
     "digits": digits,
     **{official.name: official.locate for official in OFFICIAL},
-    "tiny_imagenet": tiny_imagenet,
 }

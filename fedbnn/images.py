@@ -1,23 +1,102 @@
-"""A set of images as one uint8 tensor: batches are gathered, augmented and normalised as tensors."""
+"""Images as one uint8 tensor: picture files are decoded in one way, and batches made in one way.
 
-from collections.abc import Iterator, Sequence
+Training and `fedbnn predict` read a file through `decode`; training, evaluation and statistics read
+a set through `ImageSet.loader`, which gathers, augments and normalises whole batches as tensors.
+"""
+
+import struct
+import warnings
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from math import ceil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
+from fedbnn.errors import DataError
+
+Array = NDArray[np.uint8]
 Batch = tuple[Tensor, Tensor]
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+MOST_PIXELS = 2**26
+_BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
+_BROKEN += (EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+# Pillow warns of a picture that is refused here anyway, and in one line.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def decode(path: Path, channels: int, size: tuple[int, int] | None = None) -> Array:
+    """A picture file as (channels, height, width), one channel or three; cut and resized to `size`.
+
+    Nothing but a regular file in one of `FORMATS` is opened, and its pixels are counted before any
+    is decoded. Grey levels of 16 bits are scaled to 8.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError("it is not a regular file")
+        with Image.open(path, formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+            return fitted(_eight_bits(picture).convert("L" if channels == 1 else "RGB"), size)
+    except _BROKEN as error:
+        what = f"picture cannot be read: {str(error) or type(error).__name__}"
+        raise DataError(what, str(path), "replace or remove it, or convert it to PNG") from error
+
+
+def fitted(picture: Image.Image, size: tuple[int, int] | None) -> Array:
+    """The picture as (channels, height, width).
+
+    With a `size` (height, width) it is cropped about its centre to that shape, then resized.
+    """
+    if size:
+        picture = ImageOps.fit(picture, size[::-1], Image.Resampling.BILINEAR)
+    array = np.asarray(picture, np.uint8)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """The picture in a mode that converts to grey or colour as one sees it."""
+    if picture.mode == "P":
+        return picture.convert("RGBA")
+    if picture.mode != "F" and not picture.mode.startswith("I"):
+        return picture
+    levels = np.asarray(picture)  # 16 bits: v becomes v / 257
+    if picture.mode == "F" or levels.min() < 0 or levels.max() > 65535:
+        raise ValueError("its pixels have more than 16 bits")
+    return Image.fromarray((levels / 257).round().astype(np.uint8))
+
+
+def find(places: Iterable[str | Path]) -> list[Path]:
+    """Every picture named, and every picture below a folder named, in order."""
+    found: list[Path] = []
+    for place in map(Path, places):
+        if not place.exists():
+            raise DataError("there is no such picture or folder", str(place), "check the path")
+        found += below(place) if place.is_dir() else [place]
+    if not found:
+        where, fix = ", ".join(map(str, places)), f"pictures end in {', '.join(ENDINGS)}"
+        raise DataError("no picture found", where, fix)
+    return found
+
+
+def below(folder: Path) -> list[Path]:
+    """The picture files in a folder and below, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How raw pixels become network input: channel mean and deviation, and the augmentation of training batches."""
+    """How pixels become network input: channel mean and deviation, and augmentation in training."""
 
     mean: tuple[float, ...] = (0.0,)
     deviation: tuple[float, ...] = (1.0,)
@@ -38,16 +117,17 @@ class Preprocess:
         return 1 / (255 * deviation), mean / deviation
 
     def views(self, pixels: Tensor) -> Tensor:
-        """Every way an image may be seen: (mirrored, n, channels, top, left, height, width), as views of padded pixels."""
+        """Views of each image: (mirrored, n, channels, top, left, height, width), not copied."""
         height, width = pixels.shape[2:]
         padded = torch.nn.functional.pad(pixels, (self.shift,) * 4)
         both = torch.stack([padded, padded.flip(-1)]) if self.flip else padded[None]
         return both.unfold(3, height, 1).unfold(4, width, 1)
 
     def draw(self, views: Tensor, chosen: Tensor) -> Tensor:
-        """The chosen images, each mirrored with probability 1/2 and moved by up to `shift` pixels, in one gather.
+        """The chosen images, each mirrored with probability 1/2 and moved by up to `shift` pixels.
 
-        NumPy gathers: it copies whole lines of pixels where torch copies one pixel at a time, which takes six times as long.
+        One gather by NumPy: it copies whole lines of pixels where torch copies one pixel at a time,
+        which takes six times as long.
         """
         mirrored, top, left = (
             torch.randint(0, views.shape[place], (len(chosen),)).numpy() for place in (0, 3, 4)
@@ -57,13 +137,12 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class ImageSet(Dataset[Batch]):
-    """Images (n, channels, height, width) in uint8, and the class name of each as an index into `classes`."""
+    """Images (n, channels, height, width) in uint8, and of each its place in `classes`."""
 
     pixels: Tensor
     labels: Tensor
     classes: tuple[str, ...]
     preprocess: Preprocess = Preprocess()
-    training: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,49 +151,32 @@ class ImageSet(Dataset[Batch]):
         images, labels = self.__getitems__([index])
         return images[0], labels[0]
 
-    def __getitems__(self, indices: Sequence[int] | Tensor) -> Batch:
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        return self.preprocess.normalise(self.raw(chosen)), self.labels[chosen]
-
-    def raw(self, chosen: Tensor) -> Tensor:
-        """Pixels of some images; augmented when they are for training."""
-        return (
-            self.preprocess.draw(self._views, chosen)
-            if self.training
-            else self.pixels.index_select(0, chosen)
-        )
-
-    @cached_property
-    def _views(self) -> Tensor:
-        return self.preprocess.views(self.pixels)
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        chosen = torch.tensor(indices)
+        return self.preprocess.normalise(self.pixels[chosen]), self.labels[chosen]
 
     def loader(self, batch_size: int, shuffle: bool) -> DataLoader[Batch]:
         """A DataLoader that fetches whole batches at once.
 
-        A last batch of a single image is left out (each epoch another one, when shuffled): batch norm cannot
-        train on it. A set of one image is given as it is.
+        Shuffled it is for training: images are augmented, and a last batch of a single image is
+        left out (each epoch another one), since batch norm cannot train on it; a set of one image
+        is given as it is. In order it is for measuring: every image as it is, nothing random drawn.
         """
-        lonely = len(self) > batch_size > 1 and len(self) % batch_size == 1
-        return DataLoader(
-            self, batch_size=batch_size, shuffle=shuffle, drop_last=lonely, collate_fn=_as_is
-        )
-
-    def batches(self, size: int) -> Iterator[Batch]:
-        """The images in order, normalised, never augmented."""
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
-            yield self.preprocess.normalise(self.pixels[start:stop]), self.labels[start:stop]
+        if not shuffle:
+            calm = torch.Generator()
+            return DataLoader(self, batch_size, collate_fn=_as_is, generator=calm)
+        count = ceil(len(self) / _devices())
+        lonely = count > batch_size > 1 and count % batch_size == 1
+        seen = Augmented(self)
+        return DataLoader(seen, batch_size, shuffle=True, drop_last=lonely, collate_fn=_as_is)
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, by position."""
-        return replace(
-            self,
-            pixels=self.pixels.index_select(0, indices),
-            labels=self.labels.index_select(0, indices),
-        )
+        pixels, labels = (part.index_select(0, indices) for part in (self.pixels, self.labels))
+        return replace(self, pixels=pixels, labels=labels)
 
     def among(self, classes: tuple[str, ...]) -> "ImageSet":
-        """The same images, with labels that number `classes` (which must hold every class that occurs here)."""
+        """The same images, labels numbering `classes` (which hold every class that occurs)."""
         place = {name: row for row, name in enumerate(classes)}
         lookup = torch.tensor([place.get(name, -1) for name in self.classes], dtype=torch.long)
         return replace(self, labels=lookup[self.labels], classes=classes)
@@ -122,51 +184,33 @@ class ImageSet(Dataset[Batch]):
     def counts(self) -> dict[str, int]:
         """How many images of each class that occurs here."""
         numbers, counts = self.labels.unique(return_counts=True)
-        return {
-            self.classes[number]: int(count)
-            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-        }
+        found = zip(numbers.tolist(), counts.tolist(), strict=True)
+        return {self.classes[number]: count for number, count in found}
 
 
-class EpochBatches(IterableDataset[list[Batch]]):
-    """Shuffled passes over a set, for training: lists of up to `AT_ONCE` batches that were gathered together.
+class Augmented(Dataset[Batch]):
+    """The images as training sees them: mirrored and moved at random, each time anew."""
 
-    What surrounds a step is paid once a list. No batch crosses from one pass into the next, and a last batch of a
-    single image is left out (each pass another image). Several devices share the images, each taking every n-th.
-    """
+    def __init__(self, images: ImageSet) -> None:
+        self.images, self.views = images, images.preprocess.views(images.pixels)
 
-    AT_ONCE = 8
+    def __len__(self) -> int:
+        return len(self.images)
 
-    def __init__(self, images: ImageSet, batch_size: int, passes: int) -> None:
-        self.images, self.batch_size, self.passes = images, batch_size, passes
-
-    def loader(self) -> DataLoader[list[Batch]]:
-        """What a Trainer takes."""
-        return DataLoader(self, batch_size=None)
-
-    def __iter__(self) -> Iterator[list[Batch]]:
-        parts = (part for _ in range(self.passes) for part in self._pass())
-        while group := list(islice(parts, self.AT_ONCE)):
-            pixels = self.images.raw(torch.cat(group)).split([len(part) for part in group])
-            yield [
-                (self.images.preprocess.normalise(some), self.images.labels[part])
-                for some, part in zip(pixels, group, strict=True)
-            ]
-
-    def _pass(self) -> list[Tensor]:
-        """The places of the images of each batch of one pass."""
-        mine = _share(len(self.images))
-        parts = list(mine[torch.randperm(len(mine))].split(self.batch_size))
-        lonely = len(parts) > 1 and len(parts[-1]) == 1 < self.batch_size
-        return parts[:-1] if lonely else parts
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        chosen, look = torch.tensor(indices), self.images.preprocess
+        return look.normalise(look.draw(self.views, chosen)), self.images.labels[chosen]
 
 
-def _share(images: int) -> Tensor:
-    """The places of this device's images: all of them, or as many as on every other device."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return torch.arange(images)
-    devices = dist.get_world_size()
-    return torch.arange(dist.get_rank(), devices * ceil(images / devices), devices) % images
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """Sets with the same classes as one, one after the other."""
+    pixels, labels = ([getattr(one, part) for one in sets] for part in ("pixels", "labels"))
+    return replace(sets[0], pixels=torch.cat(pixels), labels=torch.cat(labels))
+
+
+def _devices() -> int:
+    """How many devices share the images: Lightning gives each its part."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _as_is(batch: Any) -> Any:

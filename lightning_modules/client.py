@@ -29,7 +29,7 @@ class Clip:
 class ClientModule(pl.LightningModule, ABC):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
 
-    It optimises by hand: a few batches come at a time, and nothing of Lightning runs between their steps.
+    It optimises by hand.
     `inner` is the time in forward, backward and optimiser alone; `steps` counts optimiser steps.
     """
 
@@ -54,9 +54,9 @@ class ClientModule(pl.LightningModule, ABC):
         """The counters of the process that trained."""
         self.steps, self.inner = int(state[0]), float(state[1])
 
-    def on_train_batch_start(self, batches: list[Batch], batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
-        if len(batches[0][1]) == 1:
+        if len(batch[1]) == 1:
             for module in self.modules():
                 if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -65,11 +65,10 @@ class ClientModule(pl.LightningModule, ABC):
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch."""
 
-    def training_step(self, batches: list[Batch], batch_idx: int) -> None:
-        """A step for each batch that was gathered."""
-        for images, labels in batches:
-            if self.steps != self.trainer.max_steps:
-                self._step(images, labels)
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """A step."""
+        if self.steps != self.trainer.max_steps:
+            self._step(*batch)
 
     def _step(self, images: Tensor, labels: Tensor) -> None:
         """Forward, backward, update. The loss must be a number, and one that a fit can have."""

@@ -10,7 +10,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.images import EpochBatches, ImageSet
+from fedbnn.images import ImageSet
 from lightning_modules.client import ClientModule, Clip
 
 _LEAN: Mapping[str, Any] = {
@@ -72,9 +72,9 @@ class ClientTrainer:
         with warnings.catch_warnings():
             for text in _CHATTER:
                 warnings.filterwarnings("ignore", text)
-            trainer, self._trainer = self._ready(), None
+            trainer, self._trainer = self._ready(passes), None
             try:
-                trainer.fit(module, EpochBatches(images, module.local.batch_size, passes).loader())
+                trainer.fit(module, images.loader(module.local.batch_size, shuffle=True))
             except (FloatingPointError, ProcessRaisedException) as error:
                 raise ClientFailed(
                     str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")
@@ -82,14 +82,15 @@ class ClientTrainer:
         self._trainer = trainer if trainer.num_devices == 1 else None
         return trainer
 
-    def _ready(self) -> pl.Trainer:
-        """A Trainer at its beginning; all passes of a client are one epoch to it."""
+    def _ready(self, passes: int) -> pl.Trainer:
+        """A Trainer at its beginning; a pass over the images is an epoch."""
         if self._trainer is None:
             logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
             self._trainer = pl.Trainer(
                 **{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": 1}
             )
         epochs_loop = self._trainer.fit_loop
+        epochs_loop.max_epochs = passes
         steps_loop = epochs_loop.epoch_loop
         steps = steps_loop.manual_optimization.optim_step_progress
         for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps):

@@ -4,9 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.registry import DatasetRegistry
-from datamodules.settings import folders
-from datamodules.sources import SOURCES
+from datamodules.sources import SOURCES, DatasetRegistry
 from fedbnn.cli.main import Arguments
 from fedbnn.errors import DataError
 
@@ -14,8 +12,8 @@ from fedbnn.errors import DataError
 def main(argv: Sequence[str]) -> int:
     """Without names list what is there; with names make each ready for training."""
     options = _options(argv)
-    data, cache = folders(options.data_dir, options.cache_dir)
-    registry = DatasetRegistry(data, cache, options.size, options.download)
+    data = Path(options.data_dir).expanduser()
+    registry = DatasetRegistry(data, options.cache_dir, options.size, options.download)
     for name in options.names:
         print(_ready(registry, name))
     if not options.names:
@@ -52,8 +50,8 @@ def _state(name: str, data: Path) -> str:
 
 
 def _ready(registry: DatasetRegistry, name: str) -> str:
-    """Decode one data set into the cache, and say what is in it."""
-    table = registry.open(name)
+    """Decode one data set into the cache, or check every byte there, and say what is in it."""
+    table = registry.open(name, verify=True)
     _, channels, height, width = table.train_pixels.shape
     shape = f"{channels} x {height} x {width}"
     counts = f"{len(table.train_labels)} train and {len(table.test_labels)} test images"

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedbnn import export, picture_files
+from fedbnn import export, images
 from fedbnn.cli.main import Arguments, positive
 from fedbnn.export import Prediction
 
@@ -18,8 +20,9 @@ def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
     model = export.load(options.run_dir)
-    paths = picture_files.find(options.pictures)
-    prediction = model.predict(picture_files.read(paths, model.card.image_shape), options.samples)
+    paths, (channels, *size) = images.find(options.pictures), model.card.image_shape
+    pixels = np.stack([images.decode(path, channels, tuple(size)) for path in paths])
+    prediction = model.predict(torch.from_numpy(pixels), options.samples)
     rows = _rows(paths, prediction, options.top)
     if options.uncertain_first:
         rows.sort(key=lambda row: -row["entropy"])

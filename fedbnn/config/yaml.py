@@ -69,6 +69,8 @@ def _list_node(dumper: _Dumper, values: list[Any]) -> SequenceNode:
 
 _Loader.yaml_implicit_resolvers = {None: list(_SCALARS)}
 _Dumper.add_representer(str, _text_node)
+_Dumper.add_multi_representer(int, yaml.SafeDumper.represent_int)
+_Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
 _Dumper.add_representer(list, _list_node)
 for _tag, _pattern in _SCALARS:
     _Dumper.add_implicit_resolver(_tag, _pattern, None)

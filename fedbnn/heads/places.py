@@ -165,7 +165,7 @@ def features(
     layout.write(backbone, weights, buffers)
     backbone.eval()
     with torch.inference_mode():
-        return torch.cat([backbone(batch) for batch, _ in images.batches(BATCH)]).double()
+        return torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)]).double()
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Predictor:
     def scores(self, images: ImageSet) -> Tensor:
         """Log-scores (S, n, C); softmax over any subset of the columns gives that draw's probabilities."""
         with torch.inference_mode():
-            batches = [batch for batch, _ in images.batches(BATCH)]
+            batches = [batch for batch, _ in images.loader(BATCH, shuffle=False)]
             return torch.stack(
                 [
                     torch.cat([self._logits(draw, batch) for batch in batches])

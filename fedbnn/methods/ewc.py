@@ -56,7 +56,7 @@ class EWC(ImportanceMethod):
             self.softmax(assignment.instruction.state, assignment.classes),
             assignment.images,
         )
-        parts = [fisher_sum(network, batch, self.draws) for batch, _ in images.batches(BATCH)]
+        parts = [fisher_sum(network, batch, self.draws) for batch, _ in images.loader(BATCH, shuffle=False)]
         return columns, {
             name: torch.stack([part[name] for part in parts]).sum(0) / len(images)
             for name in parts[0]

@@ -21,7 +21,7 @@ def features_of(backbone: nn.Module, images: ImageSet) -> Tensor:
     training = backbone.training
     backbone.eval()
     with torch.no_grad():
-        features = torch.cat([backbone(batch) for batch, _ in images.batches(BATCH)])
+        features = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
     backbone.train(training)
     return features
 

@@ -47,7 +47,7 @@ class MAS(ImportanceMethod):
         with torch.no_grad():
             whole.head.weight.copy_(rows[:, :-1])
             whole.head.bias.copy_(rows[:, -1])
-        parts = [sensitivity_sum(whole, batch) for batch, _ in images.batches(BATCH)]
+        parts = [sensitivity_sum(whole, batch) for batch, _ in images.loader(BATCH, shuffle=False)]
         return seen, {
             name: torch.stack([part[name] for part in parts]).sum(0) / len(images)
             for name in parts[0]

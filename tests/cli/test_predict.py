@@ -49,6 +49,16 @@ def test_json_has_for_each_picture_the_likeliest_classes_and_the_uncertainty(
         assert 0 <= row["mutual_information"] <= row["entropy"] <= np.log(10) + 1e-4
 
 
+def test_a_wide_picture_is_cropped_as_in_training_and_not_stretched(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digit = (load_digits().images[3] * 255 / 16).astype(np.uint8)
+    Image.fromarray(digit).save(tmp_path / "plain.png")
+    Image.fromarray(np.pad(digit, ((0, 0), (12, 12)))).save(tmp_path / "wide.png")
+    plain, wide = predicted(capsys, finished, tmp_path)
+    assert wide["classes"] == plain["classes"]
+
+
 def test_the_most_uncertain_come_first_on_request(
     finished: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,8 +86,8 @@ def test_the_table_is_plain_and_has_a_line_for_each_picture(
 WRONG = {
     ("RUN", "missing.png"): (3, "there is no such picture or folder (missing.png)"),
     ("RUN", "empty"): (3, "no picture found (empty)"),
-    ("RUN", "cut.png"): (3, "not a picture that can be read (cut.png)"),
-    ("RUN", "text.png"): (3, "not a picture that can be read (text.png)"),
+    ("RUN", "cut.png"): (3, "picture cannot be read: "),
+    ("RUN", "text.png"): (3, "(text.png); replace or remove it"),
     ("nowhere", "cut.png"): (4, "no model can be loaded"),
     ("RUN", "cut.png", "--samples", "0"): (2, "expected a whole number above 0, got '0'"),
     ("RUN",): (2, "IMAGE_OR_FOLDER"),

@@ -54,7 +54,7 @@ def dump_scalar(value: Any) -> str:
 
 WRONG = {
     ("--client.lrr", "1"): "did you mean 'client.lr'?",
-    ("--stream.alpha", "much"): "stream.alpha: expected float, got 'much'",
+    ("--stream.alpha", "much"): "could not convert string to float: 'much'",
     ("--stream.clients", "-1"): "stream.clients",
     ("--stream.schedule", "gradul"): "did you mean 'gradual'?",
     ("--stream.sources", "cifar1000"): "did you mean 'cifar100'?",

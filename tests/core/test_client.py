@@ -69,7 +69,6 @@ def pictures(labels: list[int], side: int = 8, channels: int = 1) -> ImageSet:
         torch.tensor(labels),
         NAMES,
         Preprocess((0.5,), (0.3,)),
-        training=True,
     )
 
 

@@ -49,7 +49,7 @@ class Tiny(nn.Module):
 def pictures() -> ImageSet:
     pixels = torch.randint(0, 256, (16, 1, 4, 4), dtype=torch.uint8)
     return ImageSet(
-        pixels, torch.arange(16) % 2, ("a", "b"), Preprocess((0.5,), (0.3,)), training=True
+        pixels, torch.arange(16) % 2, ("a", "b"), Preprocess((0.5,), (0.3,))
     )
 
 
@@ -216,6 +216,6 @@ def test_a_last_batch_of_one_image_is_left_out_and_no_other(
     )
     pixels = torch.randint(0, 256, (images, 1, 4, 4), dtype=torch.uint8)
     ClientTrainer({}).fit(
-        client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b"), training=True), 1
+        client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b")), 1
     )
     assert client.steps == steps

@@ -132,7 +132,7 @@ def test_a_stronger_prior_on_the_function_keeps_features_closer(
     federate: Federate, digits: FederatedStream
 ) -> None:
     stream, moved = Short(digits, 2), []
-    images = next(iter(digits.test(0).batches(50)))[0]
+    images = next(iter(digits.test(0).loader(50, shuffle=False)))[0]
     for weight in (0.0, 30.0):
         states = [
             after(

@@ -72,7 +72,7 @@ def one_pixel(
     start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4))
     weights = kl_weights(method, 0, 1, {"a": 10, "b": 10}, (20, {"a": 10, "b": 10}))
     images = ImageSet(
-        pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,)), training=True
+        pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,))
     )
     return SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local), images
 

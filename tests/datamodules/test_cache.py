@@ -1,15 +1,15 @@
 """The cache: decoded once, whole or not there, checked at every start, rebuilt when damaged."""
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from datamodules.cache import cached
-from datamodules.originals import Located, Original, fingerprint, from_arrays
+from datamodules import cache
+from datamodules.cache import Located, Original, cached, fingerprint, from_arrays
 from fedbnn.errors import DataError
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (700, 6, 5, 3), dtype=np.uint8)
@@ -66,6 +66,13 @@ def test_size_and_fingerprint_are_part_of_the_key(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 3
 
 
+def rewrite(file: Path, content: bytes) -> None:
+    """Other bytes, and a time of change that a clock of any grain would show."""
+    later = file.stat().st_mtime_ns + 10**9
+    file.write_bytes(content)
+    os.utime(file, ns=(later, later))
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "gone"])
 def test_damage_is_found_said_and_repaired(
@@ -76,8 +83,8 @@ def test_damage_is_found_said_and_repaired(
     file = next(tmp_path.rglob(name))
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
-    file.unlink() if damage == "gone" else file.write_bytes(
-        content if damage == "flipped" else content[:-3]
+    file.unlink() if damage == "gone" else rewrite(
+        file, content if damage == "flipped" else content[:-3]
     )
     with caplog.at_level(logging.WARNING):
         table = cached("toy", data.located, None, tmp_path)
@@ -88,11 +95,49 @@ def test_damage_is_found_said_and_repaired(
     assert data.reads == 2
 
 
+def test_opening_hashes_nothing_that_is_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached("toy", Counted().located, None, tmp_path)
+    monkeypatch.setattr(cache, "_digest", None)
+    assert len(cached("toy", Counted().located, None, tmp_path).train_labels) == 700
+
+
+def test_a_copied_cache_is_hashed_once_and_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, hashed = Counted(), []
+    cached("toy", data.located, None, tmp_path)
+    for file in tmp_path.rglob("*.npy"):
+        rewrite(file, file.read_bytes())
+    digest = cache._digest
+    monkeypatch.setattr(cache, "_digest", lambda file: hashed.append(file.name) or digest(file))
+    for _ in range(2):
+        cached("toy", data.located, None, tmp_path)
+    assert sorted(hashed) == sorted(name for name in FILES if name.endswith(".npy"))
+    assert data.reads == 1
+
+
+def test_a_flipped_bit_that_left_no_trace_is_found_by_verifying(tmp_path: Path) -> None:
+    data = Counted()
+    cached("toy", data.located, None, tmp_path)
+    file = next(tmp_path.rglob("test_pixels.npy"))
+    stamp, content = file.stat(), bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    cached("toy", data.located, None, tmp_path)
+    assert data.reads == 1
+    table = cached("toy", data.located, None, tmp_path, verify=True)
+    assert data.reads == 2
+    assert np.array_equal(table.test_pixels.numpy(), TEST.transpose(0, 3, 1, 2))
+
+
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
-    def interrupted(index: int) -> Image.Image:
+    def interrupted(index: int, size: int | None) -> np.ndarray:
         if index == 600:
             raise KeyboardInterrupt
-        return Image.fromarray(TRAIN[index])
+        return TRAIN[index].transpose(2, 0, 1)
 
     original = Counted().read()
     broken = Original(

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules import download, sources
-from datamodules.registry import DatasetRegistry
-from datamodules.sources import datasets
+from datamodules import sources
+from datamodules.sources import DatasetRegistry, datasets
 from fedbnn.errors import DataError
 
 
@@ -116,7 +115,7 @@ def test_a_wrong_checksum_leaves_nothing_behind(
 
 
 def test_a_silent_server_is_given_up(silent, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(download, "SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(sources, "SECONDS_OF_SILENCE", 0.3)
     monkeypatch.setattr(sources, "TINY_IMAGENET_URL", f"{silent}/tiny-imagenet-200.zip")
     started = time.monotonic()
     with pytest.raises(DataError, match=r"could not be downloaded.*timed out.*check the network"):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partitions import Assignment, Partition, dirichlet, iid, preference, shards
+from datamodules.partitions import Assignment, dirichlet, iid, preference
 
 MANY = settings(max_examples=60, deadline=None)
-KINDS = st.sampled_from(["dirichlet", "iid", "shards"])
+KINDS = st.sampled_from(["dirichlet", "iid"])
 
 
 @MANY
@@ -25,7 +25,12 @@ def test_every_image_has_one_owner_among_the_members(
 ) -> None:
     members = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
     images = np.arange(1000, 1000 + len(labels))
-    owners = Partition(kind, alpha, 2).owners(np.array(labels, np.int64), members, clients, seed)
+    classes = np.array(labels, np.int64)
+    owners = (
+        iid(classes, members, seed)
+        if kind == "iid"
+        else dirichlet(classes, members, clients, alpha, seed)
+    )
     assert set(owners.tolist()) <= set(members.tolist())
     assignment = Assignment.of(images, owners)
     parts = [assignment.images_of(client) for client in range(clients)]
@@ -36,13 +41,6 @@ def test_every_image_has_one_owner_among_the_members(
 def test_iid_parts_differ_by_at_most_one_image() -> None:
     sizes = np.bincount(iid(np.repeat([0, 1], 51), np.arange(10), seed=3), minlength=10)
     assert sizes.max() - sizes.min() <= 1
-
-
-def test_shards_give_a_client_few_classes() -> None:
-    labels = np.repeat(np.arange(10), 50)
-    owners = shards(labels, np.arange(20), each=2, seed=1)
-    assert all(len(np.unique(labels[owners == client])) <= 4 for client in range(20))
-    assert set(np.bincount(owners, minlength=20)) <= {24, 25, 26}
 
 
 @pytest.mark.parametrize("members", [slice(None), slice(0, 4)])

@@ -12,8 +12,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from datamodules.cache import Table
-from datamodules.registry import DatasetRegistry, short_name
-from datamodules.sources import SOURCES, datasets
+from datamodules.sources import SOURCES, DatasetRegistry, datasets, short_name
 from fedbnn.errors import ConfigError, DataError
 
 
@@ -258,7 +257,7 @@ def test_a_missing_folder_says_where_it_looked(tmp_path: Path) -> None:
     ("wrong", "help_"),
     [
         ("cifar1000", "did you mean 'cifar100'"),
-        ("xyzzy", "known: digits"),
+        ("xyzzy", "known: cifar10, "),
         ("folder:", "folder:PATH"),
     ],
 )

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from datamodules import FederatedStream
 from fedbnn.errors import ConfigError
-from fedbnn.images import ImageSet
+from fedbnn.images import ImageSet, joined
 
 Make = Callable[..., FederatedStream]
 OPTIONS = st.fixed_dictionaries(
     {
-        "partition": st.sampled_from(["dirichlet", "iid", "shards"]),
+        "partition": st.sampled_from(["dirichlet", "iid"]),
         "validation": st.booleans(),
-        "show_once": st.booleans(),
         "clients": st.integers(4, 30),
         "class_order": st.sampled_from([None, 0, 5]),
         "seed": st.integers(0, 20),
@@ -135,8 +134,8 @@ def test_now_is_the_current_mixture_of_tasks(shapes: Make) -> None:
 def test_training_images_are_augmented_and_test_images_are_not(shapes: Make) -> None:
     stream = shapes(flip=True, shift=2)
     shown, tested = stream.train(1, stream.participants(1)[0]), stream.test(0)
-    assert (shown.training, shown.preprocess.flip, shown.preprocess.shift) == (True, True, 2)
-    assert (tested.training, tested.preprocess.flip, tested.preprocess.shift) == (False, False, 0)
+    assert (shown.preprocess.flip, shown.preprocess.shift) == (True, 2)
+    assert (tested.preprocess.flip, tested.preprocess.shift) == (False, 0)
     assert shown.preprocess.mean == tested.preprocess.mean == stream.preprocess.mean
 
 
@@ -221,9 +220,6 @@ class Linear(LightningModule):
         images, labels = batch
         return nn.functional.cross_entropy(self.layer(images.flatten(1)), labels)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor]) -> None:
-        self.validated = len(batch[1])
-
     def test_step(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -247,8 +243,31 @@ def test_lightning_fits_one_client_and_tests_every_task(shapes: Make) -> None:
         "enable_model_summary": False,
     }
     trainer = Trainer(max_epochs=1, accelerator="cpu", **quiet)
-    trainer.fit(module, datamodule=stream.at(1, stream.participants(1)[0]))
+    data = stream.at(1, stream.participants(1)[0], batch_size=4)
+    trainer.fit(module, datamodule=data)
+    images = len(data.images)
+    assert trainer.global_step == images // 4 + (images % 4 > 1)
     assert not torch.equal(before, module.layer.weight)
-    assert module.validated == len(stream.test_now(1))
     trainer.test(module, datamodule=stream, verbose=False)
     assert module.seen == {0, 1, 2}
+
+
+def test_a_client_is_given_other_images_to_train_on(shapes: Make) -> None:
+    data = shapes().at(1, shapes().participants(1)[0], batch_size=4)
+    more = data.with_images(joined([data.images, data.images]))
+    assert len(more.images) == 2 * len(data.images)
+    assert more.batch_size == more.train_dataloader().batch_size == 4
+
+
+def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
+    stream = shapes(durations=[(0, 6), (4, 8), (8, 9)], schedule="gradual", clients=9)
+    rows = stream.schedule_rows()
+    assert [(row["first"], row["last"], row["task"], row["clients"]) for row in rows] == [
+        (1, 4, "classes 0-2", [9, 9]),
+        (5, 6, "classes 0-2", [6, 3]),
+        (5, 6, "classes 3-4", [3, 6]),
+        (7, 8, "classes 3-4", [9, 9]),
+        (9, 9, "classes 5-6", [9, 9]),
+    ]
+    assert rows[1]["shares"] == pytest.approx([6 / 9, 3 / 9])
+    assert rows[0]["classes"] == ("shapes/class00", "shapes/class01", "shapes/class02")

@@ -66,7 +66,7 @@ class Toy:
         patterns = torch.randint(0, 200, (4, *self.image_shape), generator=generator(2, "patterns"))
         noise = torch.randint(0, 56, (self.images, *self.image_shape), generator=source)
         return ImageSet(
-            (patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess(), training=True
+            (patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess()
         )
 
 

@@ -20,7 +20,7 @@ def by_hand(stream, lr: float, steps: int) -> torch.Tensor:
         network = Classifier(MLP(stream.image_shape, (8,)), 2)
     with torch.no_grad():
         network.head.weight.zero_(), network.head.bias.zero_()
-    images, labels = next(stream.train(1, 0).batches(64))
+    images, labels = next(iter(stream.train(1, 0).loader(64, shuffle=False)))
     for _ in range(steps):
         gradients = torch.autograd.grad(
             cross_entropy(network(images), labels), list(network.parameters())
