@@ -17,7 +17,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.cli.program import Program
 from fedbnn.config import Choice, Free, Named, Parsed, Schema, Section, Value, restored
 from fedbnn.defense.gate import Gate
-from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.export import Card
 from fedbnn.federation.engines.processes import ProcessEngine
 from fedbnn.federation.engines.serial import SerialEngine
@@ -29,7 +29,7 @@ from fedbnn.methods.boundary import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
-from fedbnn.tracking.tracking import Track
+from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
 
 SCHEMA: Schema = {

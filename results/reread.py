@@ -19,7 +19,7 @@ import torch
 import train
 from fedbnn import export
 from fedbnn.config import Parsed, parse
-from fedbnn.evaluation.evaluation import evaluate_round
+from fedbnn.evaluation.evaluate import evaluate_round
 from fedbnn.heads.discriminant import ClassPrior, Reading
 from fedbnn.heads.predictor import Predictor
 

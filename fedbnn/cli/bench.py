@@ -16,7 +16,7 @@ from fedbnn.cli.interleaved import publish
 from fedbnn.config import Parsed, parse
 from fedbnn.federation.engines.answers import one_thread
 from fedbnn.federation.runner import conduct
-from fedbnn.report import figure_style
+from fedbnn.report import style
 from fedbnn.storage import records
 from train import SCHEMA, engine, plan
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     ](options)
     publish(f"fedbnn bench {options.what}", rows, options.out)
     if options.what == "scale" and options.out is not None:
-        figure_style.save({options.out.stem: draw(rows)}, options.out.parent)
+        style.save({options.out.stem: draw(rows)}, options.out.parent)
     return 0
 
 

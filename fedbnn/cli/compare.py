@@ -17,8 +17,8 @@ from fedbnn.cli.signals import Stopped, owned
 from fedbnn.config import parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.runner import MAY_DIFFER
-from fedbnn.report import comparison_tables, sweeps
 from fedbnn.report import page as report
+from fedbnn.report import tables
 from fedbnn.storage import runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.tracking import console
@@ -132,24 +132,24 @@ def _write(cells: Sequence[Cell], sweep: Sweep | None, directory: Path, title: s
         mine = [cell for cell in done if sweep.of(cell) in (value, None)]
         if mine:
             named = directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}"
-            report.write_comparison([cell.directory for cell in mine], *named)
+            report.write([cell.directory for cell in mine], *named)
     _swept(done, sweep, directory, f"{title}, {sweep.key} = {', '.join(sweep.values)}")
 
 
 def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
     """Report, tables and figures of these cells, and the main tables on the screen."""
     if cells:
-        written = report.write_comparison([cell.directory for cell in cells], directory, title)
+        written = report.write([cell.directory for cell in cells], directory, title)
         console.show(
-            comparison_tables.main([cell.results() for cell in cells]), f"report  {written.page}"
+            tables.main([cell.results() for cell in cells]), f"report  {written.page}"
         )
 
 
 def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:
     """Report, tables and figures with a line per method and value, and the averages on the screen."""
     if cells:
-        written = report.write_sweep(
-            sweep.key, {cell.directory: sweep.of(cell) for cell in cells}, directory, title
-        )
-        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in cells])
-        console.show([comparison_tables.averages(named)], f"report  {written.page}")
+        varied = tables.Varied(sweep.key, [sweep.of(cell) for cell in cells])
+        run_dirs = [cell.directory for cell in cells]
+        written = report.write(run_dirs, directory, title, sweep=varied)
+        named = varied.named([cell.results() for cell in cells])
+        console.show([tables.averages(named)], f"report  {written.page}")

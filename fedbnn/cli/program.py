@@ -12,8 +12,8 @@ from fedbnn.cli.signals import Stopped, owned
 from fedbnn.cli.welcome import WELCOME
 from fedbnn.config import Parsed, Schema, parse
 from fedbnn.federation.runner import Plan, conduct
-from fedbnn.report import comparison_tables
 from fedbnn.report import page as report
+from fedbnn.report import tables
 from fedbnn.storage import manifests, runs
 from fedbnn.tracking import console
 
@@ -70,8 +70,8 @@ class Program:
                 sys.stderr.write(stopped.message(directory, last_round(directory)) + "\n")
                 return int(stopped.code)
         if len(found) > 1:
-            written = report.write_comparison(directories, first / "beside", str(wanted[0]["name"]))
-            console.show([comparison_tables.averages(found)], f"side by side  {written.page}")
+            written = report.write(directories, first / "beside", str(wanted[0]["name"]))
+            console.show([tables.averages(found)], f"side by side  {written.page}")
         return 0
 
     def _conduct(self, parsed: Parsed, directory: Path) -> dict[str, Any]:

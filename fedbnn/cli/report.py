@@ -18,10 +18,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     several = len(options.run_dirs) > 1
-    written = (
-        report.write_comparison(options.run_dirs, options.out, options.out.name)
-        if several
-        else report.write_run(options.run_dirs[0])
-    )
+    directory, title = (options.out, options.out.name) if several else (options.run_dirs[0], None)
+    written = report.write(options.run_dirs, directory, title)
     print(f"report  {written.page}")
     return 0

@@ -97,7 +97,8 @@ def expect_nulls(asked: Mapping[str, Any], got: Mapping[str, Any], path: str = "
 
 
 def plain(value: Any) -> Any:
-    """The value as YAML can hold it: tuples become lists, paths and enums words, dataclasses mappings."""
+    """The value as YAML can hold it: tuples become lists, paths and enums words,
+    dataclasses mappings, restricted numbers plain ones."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -108,6 +109,9 @@ def plain(value: Any) -> Any:
         return sorted(plain(item) for item in value)
     if isinstance(value, Enum):
         return value.name
+    for number in (int, float):
+        if isinstance(value, number) and not isinstance(value, bool):
+            return number(value)
     return str(value) if isinstance(value, Path) else value
 
 

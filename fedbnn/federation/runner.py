@@ -11,9 +11,14 @@ from fedbnn import export
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FedBNNError
-from fedbnn.evaluation import diagnostics, per_client, results
-from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
-from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.evaluation import results
+from fedbnn.evaluation.evaluate import (
+    Evaluation,
+    evaluate_clients,
+    evaluate_round,
+    with_prototypes,
+)
+from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.evaluation.results import Facts
 from fedbnn.export import Card
 from fedbnn.federation import server
@@ -26,9 +31,9 @@ from fedbnn.state import State
 from fedbnn.storage import environment, records, runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
-from fedbnn.tracking.console import Console
-from fedbnn.tracking.logs import logging_to
-from fedbnn.tracking.tracking import Track, Tracker
+from fedbnn.tracking import Watcher
+from fedbnn.tracking.console import Console, logging_to
+from fedbnn.tracking.wandb import Track, Tracker
 
 MAY_DIFFER = (
     "engine",
@@ -120,7 +125,7 @@ def _play(plan: Plan, ledger: Ledger, console: Console, stack: ExitStack) -> Non
         engine = plan.engine()
         stack.callback(engine.close)
         state = server.run(
-            _federation(plan, ledger, engine, (_Records(tracker), console)), plan.initial
+            _federation(plan, ledger, engine, (tracker, console)), plan.initial
         )
     _leave(plan, state, tracker, ledger)
     LOG.info("%s is complete", name)
@@ -137,7 +142,7 @@ def _failure_logged() -> Iterator[None]:
 
 
 def _federation(
-    plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[server.Watcher]
+    plan: Plan, ledger: Ledger, engine: Engine, watchers: Sequence[Watcher]
 ) -> server.Federation:
     """The parts the server loop needs."""
     return server.Federation(
@@ -154,50 +159,22 @@ def _federation(
     )
 
 
-class _Records:
-    """Writes the line of a round as soon as it is committed."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None:
-        """Nothing to write yet."""
-
-    def client_done(self, client: int) -> None:
-        """Nothing to write yet."""
-
-    def round_done(self, record: Json) -> None:
-        """The line of the round; in the log also each client that did not count, with the reason."""
-        self.tracker.round(record)
-        LOG.info(
-            "round %d: %d clients, %d images",
-            record["round"],
-            len(record["clients"]),
-            record["samples"],
-        )
-        for kind in ("failed", "refused"):
-            for client, reason in record[kind].items():
-                LOG.warning("round %d: client %s %s: %s", record["round"], client, kind, reason)
-
-
 def _evaluate(
     plan: Plan, state: State, number: int, privates: Mapping[int, bytes]
 ) -> dict[str, Any]:
     """The evaluated part of a record; client by client when the rows stay with the clients."""
     if plan.method.share == "global":
-        found = _judged(plan, state, number)
+        found = _evaluated(plan, state, number)
         if plan.evaluation.both_heads and plan.method.head == "gaussian":
-            found["linear"] = _judged(plan, without_places(state), number)
+            found["linear"] = _evaluated(plan, without_places(state), number)
     else:
         own = {client: State.from_bytes(payload) for client, payload in privates.items()}
-        states = [per_client.joined(state, library) for library in own.values()]
-        found = per_client.evaluate(
-            [_predictor(plan, joined) for joined in states], plan.stream, number, plan.evaluation
-        )
+        models = [_predictor(plan, with_prototypes(state, one)) for one in own.values()]
+        found = evaluate_clients(models, plan.stream, number, plan.evaluation)
     return {**found, "posterior": scale_quantiles(state)}
 
 
-def _judged(plan: Plan, state: State, number: int) -> dict[str, Any]:
+def _evaluated(plan: Plan, state: State, number: int) -> dict[str, Any]:
     return evaluate_round(_predictor(plan, state), plan.stream, number, plan.evaluation)
 
 
@@ -213,12 +190,12 @@ def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:
     lines = records.read(plan.run_dir)
     found = results.results(lines, _facts(plan, ledger))
     records.write_json(plan.run_dir / "results.json", found)
-    records.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
+    records.write_json(plan.run_dir / "diagnostics.json", results.diagnostics(lines))
     if plan.method.share == "global":
         export.save_model(
             plan.run_dir, replace(plan.card, classes=state.classes), state, plan.layout
         )
-    tracker.finish(found, report.write_run(plan.run_dir).figures)
+    tracker.finish(found, report.write([plan.run_dir], plan.run_dir).figures)
 
 
 def _facts(plan: Plan, ledger: Ledger) -> Facts:

@@ -11,7 +11,6 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import NumericalError
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.stream import Stream
 from fedbnn.heads.places import EXCHANGE, PlacesExchange, without_places
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import BoundaryMethod, Method
@@ -20,19 +19,13 @@ from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import Spool
+from fedbnn.stream import Stream
+from fedbnn.tracking import Watcher
 from fedbnn.wire import digest
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
 Result = TypeVar("Result")
-
-
-class Watcher(Protocol):
-    """Somebody who wants to know how the rounds go."""
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None: ...
-    def client_done(self, client: int) -> None: ...
-    def round_done(self, record: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)

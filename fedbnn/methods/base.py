@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.influence import influence_of_point
 from fedbnn.errors import ConfigError
-from fedbnn.federation.stream import Stream
 from fedbnn.heads import library
 from fedbnn.heads.discriminant import ClassPrior
 from fedbnn.images import ImageSet
@@ -23,6 +22,7 @@ from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import folds
 from fedbnn.networks import Classifier
 from fedbnn.state import State
+from fedbnn.stream import Stream
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedbnn.federation.joint_stream import JointStream
-from fedbnn.federation.stream import Stream
 from fedbnn.methods.base import Method
+from fedbnn.stream import Stream
 
 
 @dataclass(frozen=True)

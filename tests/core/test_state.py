@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbnn import wire
-from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.heads import library
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction
@@ -134,7 +134,7 @@ def test_quantiles_of_scales_are_those_of_numpy_and_none_for_points() -> None:
     found = scale_quantiles(filled(True).having({"backbone.scale": scales}))
     assert found is not None
     assert found["scale"]["backbone"] == pytest.approx([0.14, 0.5, 0.86], abs=1e-5)
-    assert found["scale"]["rows"] == pytest.approx([0.3] * 3)
+    assert found["scale"]["prototypes"] == pytest.approx([0.3] * 3)
 
 
 def pictures(count: int) -> ImageSet:
