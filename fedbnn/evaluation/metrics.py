@@ -1,23 +1,30 @@
-"""Numbers about predictions: pure functions from probabilities and labels, and from an accuracy matrix.
+"""Numbers about predictions: pure functions of probabilities and labels, and of an accuracy matrix.
 
-A label of -1 says that the image's class has no row in the classifier: such an image can never be right.
-Accuracies are percentages, calibration errors are fractions.
+A label of -1 says that the image's class has no row in the classifier: such an image can never be
+right. Accuracies are percentages, calibration errors are fractions.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
-from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    multiclass_accuracy,
+    multiclass_calibration_error,
+)
+
+from fedbnn.state import State
 
 Row = Sequence[float | None]
 
-BINS = 15
+BINS, HISTOGRAM_BINS = 15, 30
+MOST_SCALES = 1_000_000
 SMALLEST = torch.finfo(torch.float32).eps
-"""Probabilities are raised to this before the logarithm, so that a certain mistake costs 15.9 and not infinity."""
+"""Probabilities are raised to this before the logarithm: a mistake costs at most 15.9."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +36,27 @@ class Quality:
     brier: float
     ece: float
 
-    def as_dict(self) -> dict[str, float]:
-        """The four numbers by name."""
-        return asdict(self)
-
 
 BLIND = Quality(accuracy=0.0, nll=-math.log(SMALLEST), brier=1.0, ece=0.0)
 """The quality of a classifier without any row: it gives every class the probability 0."""
 
 
 def quality(probabilities: Tensor, labels: Tensor) -> Quality:
-    """All four numbers of predictions (n, C) with labels (n,) in -1..C-1."""
-    if probabilities.shape[1] == 0:
+    """All four numbers of predictions (n, C) with labels (n,) in -1..C-1.
+
+    Images whose class has no row get a class of their own, column C, of probability 0.
+    """
+    classes = probabilities.shape[1]
+    if classes == 0:
         return BLIND
-    known, target = _with_unknown(probabilities, labels)
-    return Quality(
-        accuracy(probabilities, labels),
-        nll(known, target),
-        brier(known, target),
-        ece(known, target),
-    )
-
-
-def _with_unknown(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """One more column of probability 0, the class of all images whose class has no row."""
-    return pad(probabilities, (0, 1)), torch.where(labels < 0, probabilities.shape[1], labels)
+    known, target = pad(probabilities, (0, 1)), torch.where(labels < 0, classes, labels)
+    return Quality(*(measure(known, target) for measure in (accuracy, nll, brier, ece)))
 
 
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     """100/n sum_i [argmax_c p_ic = y_i]."""
-    return 100 * (probabilities.argmax(-1) == labels).double().mean().item()
+    classes = probabilities.shape[1]
+    return 100 * float(multiclass_accuracy(probabilities, labels, classes, average="micro"))
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
@@ -73,16 +71,14 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
     return (probabilities.double() - truth).square().sum(-1).mean().item()
 
 
-def ece(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> float:
+def ece(probabilities: Tensor, labels: Tensor) -> float:
     """sum_b n_b/n |accuracy_b - confidence_b| over equal bins of the highest probability."""
-    classes = max(probabilities.shape[1], 2)
-    return float(
-        multiclass_calibration_error(probabilities, labels, classes, n_bins=bins, norm="l1")
-    )
+    classes = probabilities.shape[1]
+    return float(multiclass_calibration_error(probabilities, labels, classes, BINS, norm="l1"))
 
 
 def chance(labels: Tensor, columns: int) -> float:
-    """Percent right of a blind guess among the columns: 100/n sum_i [class i has a row] / columns."""
+    """Percent right of a blind guess: 100/n sum_i [class i has a row] / columns."""
     return 100 * (labels >= 0).double().mean().item() / max(columns, 1)
 
 
@@ -93,12 +89,12 @@ def entropy(probabilities: Tensor) -> Tensor:
 
 
 def mutual_information(sampled: Tensor) -> Tensor:
-    """H[mean_s p_s] - mean_s H[p_s] of sampled probabilities (S, n, C): what the weights do not agree on."""
+    """H[mean_s p_s] - mean_s H[p_s] of probabilities (S, n, C): where weights disagree."""
     return (entropy(sampled.mean(0)) - entropy(sampled).mean(0)).clamp(min=0)
 
 
 def unseen_auroc(seen: Tensor, unseen: Tensor) -> float | None:
-    """Probability that an image of an unseen class is more uncertain than one of a seen class; None without both."""
+    """P(an unseen class is found more uncertain than a seen one); None without images of both."""
     if not len(seen) or not len(unseen):
         return None
     values = torch.cat([seen, unseen]).double()
@@ -106,25 +102,48 @@ def unseen_auroc(seen: Tensor, unseen: Tensor) -> float | None:
     return float(binary_auroc(values / values.max().clamp(min=SMALLEST), target))
 
 
-def reliability(probabilities: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, list[float]]:
-    """Per bin of the highest probability: images, mean confidence, fraction right (0 where a bin is empty)."""
-    confidence, guess = pad(probabilities, (0, 1)).double().max(-1)
-    place = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    count = torch.bincount(place, minlength=bins)
-    sums = [
-        torch.bincount(place, weights=value, minlength=bins)
-        for value in (confidence, (guess == labels).double())
-    ]
-    mean_confidence, right = (total / count.clamp(min=1) for total in sums)
-    return {
-        "images": count.tolist(),
-        "confidence": mean_confidence.tolist(),
-        "accuracy": right.tolist(),
+def reliability(predicted: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
+    """Images, mean confidence and fraction right in equal bins of the highest probability.
+
+    Over all images of these probabilities and labels together; 0 where a bin is empty.
+    """
+    best = [pad(probabilities, (0, 1)).double().max(-1) for probabilities, _ in predicted]
+    confidence = torch.cat([values for values, _ in best])
+    hits = [guess == labels for (_, guess), (_, labels) in zip(best, predicted, strict=True)]
+    place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    count = torch.bincount(place, minlength=BINS)
+    sums = {"confidence": confidence, "accuracy": torch.cat(hits).double()}
+    totals = {name: torch.bincount(place, value, BINS) for name, value in sums.items()}
+    means = {name: (total / count.clamp(min=1)).tolist() for name, total in totals.items()}
+    return {"images": count.tolist(), **means}
+
+
+def histograms(seen: Tensor, unseen: Tensor) -> dict[str, list[float]]:
+    """How many of both lie between 31 equal edges from 0 to the largest value."""
+    largest = max(float(torch.cat([seen, unseen]).max()), SMALLEST)
+    parts = {"seen": seen, "unseen": unseen}
+    counts = {
+        name: torch.histc(part, HISTOGRAM_BINS, 0, largest).tolist() for name, part in parts.items()
     }
+    return {"edges": torch.linspace(0, largest, HISTOGRAM_BINS + 1).tolist(), **counts}
+
+
+def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
+    """5 %, 50 % and 95 % quantiles of the posterior's scales, of backbone and prototypes.
+
+    At most a million scales of each are looked at, evenly spread. None while weights are points.
+    """
+    if not state.bayesian:
+        return None
+    marks, sites = torch.tensor([0.05, 0.5, 0.95]), {"backbone": "backbone", "prototypes": "rows"}
+    named = {site: f"{name}.scale" for site, name in sites.items()}
+    scales = {site: state[name].flatten() for site, name in named.items() if name in state}
+    some = {site: one[:: -(-len(one) // MOST_SCALES)] for site, one in scales.items() if len(one)}
+    return {"scale": {site: torch.quantile(part, marks).tolist() for site, part in some.items()}}
 
 
 def diagonal(matrix: Sequence[Row]) -> list[float | None]:
-    """@TS: the accuracy of each task at its own end (row i of the matrix is the evaluation at the end of task i)."""
+    """@TS: the accuracy a_ii of each task at its own end (row i is the evaluation at that end)."""
     return [row[task] for task, row in enumerate(matrix)]
 
 
@@ -135,22 +154,21 @@ def average(values: Row) -> float | None:
 
 
 def forgetting(matrix: Sequence[Row], final: Row) -> float | None:
-    """1/(T-1) sum_{j<T} max_{i<T} a_ij - a_j^final: how far each task fell from its best earlier evaluation."""
+    """1/(T-1) sum_{j<T} max_{i<T} a_ij - a_j^final: the fall from the best evaluation."""
     return average(forgetting_by_task(matrix, final)[:-1])
 
 
 def forgetting_by_task(matrix: Sequence[Row], final: Row) -> list[float | None]:
     """max_{i<T} a_ij - a_j^final for each task j."""
-    best = [[row[task] for row in matrix[:-1]] for task in range(len(final))]
-    return [_drop(values, last) for values, last in zip(best, final, strict=True)]
-
-
-def _drop(values: Row, last: float | None) -> float | None:
-    present = [value for value in values if value is not None]
-    return max(present) - last if present and last is not None else None
+    earlier = [[row[task] for row in matrix[:-1]] for task in range(len(final))]
+    best = [max((value for value in row if value is not None), default=None) for row in earlier]
+    return list(map(_difference, best, final))
 
 
 def backward_transfer(matrix: Sequence[Row], final: Row) -> float | None:
     """1/(T-1) sum_{j<T} a_j^final - a_jj: what later tasks did to earlier ones."""
-    pairs = list(zip(diagonal(matrix), final, strict=True))[:-1]
-    return average([None if own is None or last is None else last - own for own, last in pairs])
+    return average(list(map(_difference, final, diagonal(matrix)))[:-1])
+
+
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other

@@ -1,6 +1,7 @@
 """From the lines of metrics.jsonl to results.json: what a run achieved, in one small dictionary.
 
-Every task's @TS is read at that task's end round, @Fin at the last round; both are None where a run has not got there.
+Every task's @TS is read at that task's end round, @Fin at the last round; both are None where a run
+has not got there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedbnn.evaluation import metrics
-from fedbnn.evaluation.predictions import REGIMES
+from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 
 Line = Mapping[str, Any]
 Values = list[float | None]
@@ -17,7 +18,7 @@ CALIBRATION = ("nll", "brier", "ece")
 
 @dataclass(frozen=True)
 class Facts:
-    """What the lines do not say about a run. `replay_images` is how many images of the past its clients store."""
+    """What the lines do not say; `replay_images` of the past are stored on the clients."""
 
     method: str
     scenario: str
@@ -30,9 +31,13 @@ class Facts:
 
 
 def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
-    """The whole of results.json; `linear` is what the linear rows would have said where class posteriors predict."""
+    """The whole of results.json.
+
+    `linear` is what the linear rows would have said where class posteriors predict.
+    """
     by_round = {line["round"]: line for line in lines}
     second = [{**line, **line["linear"]} for line in lines if line.get("linear")]
+    scales = [{"round": line["round"], **line["posterior"]} for line in _with(lines, "posterior")]
     return {
         **asdict(facts),
         "rounds_done": max(by_round, default=0),
@@ -40,23 +45,27 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
         **_qualities(lines, facts),
         **({"linear": _qualities(second, facts)} if second else {}),
         **_costs(lines),
+        "failed": _incidents(lines, "failed", "reason"),
+        "refused": _incidents(lines, "refused", "reason"),
+        "down_weighted": _incidents(lines, "trust", "trust"),
         "shares": [list(line.get("shares") or []) for line in lines],
-        "posterior": [
-            {"round": line["round"], **line["posterior"]} for line in lines if line.get("posterior")
-        ],
+        "posterior": scales,
     }
+
+
+def _with(lines: Sequence[Line], key: str) -> list[Line]:
+    """The lines that have something under this key."""
+    return [line for line in lines if line.get(key)]
 
 
 def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
     """Everything that evaluation found: both regimes, Focus-on-Now, calibration, novelty."""
     by_round = {line["round"]: line for line in lines}
     regimes = {name: _regime(by_round, facts, name) for name in REGIMES}
+    now = [(by_round.get(number) or {}).get("fon") or {} for number in range(1, facts.rounds + 1)]
     return {
         **regimes,
-        "fon": {
-            name: [_focus(by_round.get(number), name) for number in range(1, facts.rounds + 1)]
-            for name in REGIMES
-        },
+        "fon": {name: [values.get(name) for values in now] for name in REGIMES},
         **{name: regimes["class_agnostic"][name] for name in CALIBRATION},
         "novelty": _novelty(lines),
     }
@@ -88,54 +97,50 @@ def _task_values(line: Line | None, facts: Facts, regime: str, name: str) -> Val
 
 def _chance(by_round: Mapping[int, Line], facts: Facts, regime: str) -> dict[str, Any]:
     """Chance level beside each @TS and each @Fin."""
-    own = [
-        _task_values(by_round.get(end), facts, "chance", regime)[task]
-        for task, end in enumerate(facts.task_ends)
-    ]
-    fin = _task_values(by_round.get(facts.rounds), facts, "chance", regime)
+    rounds = (*facts.task_ends, facts.rounds)
+    *ends, fin = (_task_values(by_round.get(one), facts, "chance", regime) for one in rounds)
+    own = metrics.diagonal(ends)
     return {"ts": own, "fin": fin, "avg_ts": metrics.average(own), "avg_fin": metrics.average(fin)}
-
-
-def _focus(line: Line | None, regime: str) -> float | None:
-    return None if line is None or line["fon"] is None else line["fon"][regime]
 
 
 def _novelty(lines: Sequence[Line]) -> dict[str, Any] | None:
     """Mean AUROC over the evaluations that had unseen classes, and each of them."""
-    found = [{"round": line["round"], **line["novelty"]} for line in lines if line.get("novelty")]
-    means = {
-        name: metrics.average([one[name] for one in found])
-        for name in ("entropy", "mutual_information")
-    }
+    found = [{"round": line["round"], **line["novelty"]} for line in _with(lines, "novelty")]
+    means = {name: metrics.average([one[name] for one in found]) for name in UNCERTAINTIES}
     return {**means, "by_round": found} if found else None
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, Any]:
-    """Time, stats, and updates that did not count, summed over the rounds."""
-    parts = sorted({part for line in lines for part in line.get("seconds", {})})
-    by_part = {
-        part: sum(line.get("seconds", {}).get(part, 0.0) for line in lines) for part in parts
-    }
+    """Time and bytes, summed over the rounds."""
+    spent = [line.get("seconds", {}) for line in lines]
+    parts = sorted({part for seconds in spent for part in seconds})
+    by_part = {part: sum(seconds.get(part, 0.0) for seconds in spent) for part in parts}
+    sent = {way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")}
     return {
         "seconds": by_part.get("round", 0.0),
         "seconds_by_part": by_part,
-        "bytes_up": sum(line.get("bytes_up", 0) for line in lines),
-        "bytes_down": sum(line.get("bytes_down", 0) for line in lines),
-        "bytes_by_round": {
-            way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")
-        },
-        "refused": [
-            _incident(line, client, why)
-            for line in lines
-            for client, why in (line.get("refused") or {}).items()
-        ],
-        "failed": [
-            _incident(line, client, why)
-            for line in lines
-            for client, why in (line.get("failed") or {}).items()
-        ],
+        "bytes_up": sum(sent["up"]),
+        "bytes_down": sum(sent["down"]),
+        "bytes_by_round": sent,
     }
 
 
-def _incident(line: Line, client: str, reason: str) -> dict[str, Any]:
-    return {"round": line["round"], "client": int(client), "reason": reason}
+def _incidents(lines: Sequence[Line], key: str, what: str) -> list[dict[str, Any]]:
+    """Every client that a round names under this key, with what the round says of it."""
+    return [
+        {"round": line["round"], "client": int(client), what: value}
+        for line in _with(lines, key)
+        for client, value in line[key].items()
+    ]
+
+
+def diagnostics(lines: Sequence[Line]) -> dict[str, Any]:
+    """diagnostics.json: calibration at the end, uncertainty when classes were last unseen."""
+    evaluated = _with(lines, "diagnostics")
+    chosen = {"reliability": evaluated, "uncertainty": _with(evaluated, "novelty") or evaluated}
+    return {part: _last(some, part) for part, some in chosen.items()}
+
+
+def _last(lines: Sequence[Line], part: str) -> dict[str, Any] | None:
+    """One part of the last line's diagnostics, with the round it was taken in."""
+    return {"round": lines[-1]["round"], **lines[-1]["diagnostics"][part]} if lines else None

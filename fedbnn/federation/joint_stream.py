@@ -1,10 +1,13 @@
 """A stream as one client sees it that has been given everything so far."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
-from fedbnn.federation.stream import Stream
-from fedbnn.images import ImageSet, joined
+from fedbnn.images import ImageSet, Preprocess
 from fedbnn.seeds import generator
+from fedbnn.stream import ClientData, Stream, Task
 
 
 class JointStream:
@@ -28,9 +31,31 @@ class JointStream:
         """Channels, height, width."""
         return self.stream.image_shape
 
+    @property
+    def preprocess(self) -> Preprocess:
+        """How pixels become network input."""
+        return self.stream.preprocess
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """All tasks of the run."""
+        return self.stream.tasks
+
     def shares(self, round: int) -> tuple[float, ...]:
         """Share of the clients on each task."""
         return self.stream.shares(round)
+
+    def test(self, task: int) -> ImageSet:
+        """The full test set of a task."""
+        return self.stream.test(task)
+
+    def test_now(self, round: int, images: int | None) -> ImageSet:
+        """Test images of the mixture of a round."""
+        return self.stream.test_now(round, images)
+
+    def at(self, round: int, client: int, batch_size: int) -> ClientData:
+        """The round's draw as a data module."""
+        return self.stream.at(round, client, batch_size).with_images(self.train(round, client))
 
     def task_ends(self) -> tuple[int, ...]:
         """Last round of each task."""
@@ -77,3 +102,12 @@ class JointStream:
             }
             self._sizes[round] = {client: sum(counts.values()) for client, counts in held.items()}
         return self._sizes[round]
+
+
+def joined(parts: list[ImageSet]) -> ImageSet:
+    """Image sets with the same classes as one."""
+    return replace(
+        parts[0],
+        pixels=torch.cat([part.pixels for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+    )

@@ -20,19 +20,12 @@ from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from fedbnn.storage.spool import Spool
 from fedbnn.stream import Stream
+from fedbnn.tracking import Watcher
 from fedbnn.wire import digest
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
 Result = TypeVar("Result")
-
-
-class Watcher(Protocol):
-    """Somebody who wants to know how the rounds go."""
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None: ...
-    def client_done(self, client: int) -> None: ...
-    def round_done(self, record: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)

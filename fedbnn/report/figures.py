@@ -1,4 +1,9 @@
-"""The figures of one run, each from results.json and diagnostics.json alone."""
+"""The figures of runs, from results.json and, under `diagnostics`, diagnostics.json alone.
+
+One run shows its inside (uncertainty, posterior, communication), several show what tells them apart
+(averages, novelty, cost); a figure without numbers is left out. Curves are means over the seeds,
+with bands of one standard deviation.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,282 +13,255 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fedbnn.evaluation.predictions import REGIMES
-from fedbnn.report.figure_style import (
-    BLUE,
-    FAINT,
-    GREEN,
-    PURPLE,
-    REGIME_COLOURS,
-    VERMILION,
-    canvas,
-    colour,
-    legend_below,
-    percent_axis,
-    settled,
-    short,
-    style,
-)
-from fedbnn.report.tables import SPOKEN
+from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
+from fedbnn.report import style
+from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Results, Varied, at, by_method, spread
 
-Json = Mapping[str, Any]
+Values = Sequence[float | None]
+Look = dict[str, Any]
 
 
-def of_run(results: Json, diagnostics: Json) -> dict[str, Figure]:
-    """All figures that this run has the numbers for, by name."""
-    with style():
-        return settled(
-            {
-                "focus_on_now": focus_on_now(results),
-                "accuracy_matrix": accuracy_matrix(results),
-                "forgetting": forgetting(results),
-                "reliability": reliability(diagnostics),
-                "uncertainty": uncertainty(results, diagnostics),
-                "posterior_scale": posterior_scale(results),
-                "communication": communication(results),
-            }
-        )
+def every(runs: Sequence[Results], sweep: Varied | None = None) -> dict[str, Figure]:
+    """All figures that these runs have the numbers for, by name."""
+    inside, apart = (uncertainty, posterior_scale, communication), (averages, novelty, cost)
+    first, last = ((), inside) if len(runs) == 1 else (apart, ())
+    chosen = (focus_on_now, *first, accuracy_matrix, forgetting, reliability, *last)
+    with style.house():
+        drawn = {draw.__name__: draw(runs) for draw in chosen if not sweep}
+        if sweep:
+            drawn = {"sweep": swept(runs, sweep), "focus_on_now": focus_on_now(sweep.named(runs))}
+        return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
-def focus_on_now(results: Json) -> Figure:
+def _filled(values: Values) -> Any:
+    """The values as an array, with NaN for those that are not there."""
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _over_seeds(grouped: Mapping[str, Sequence[Results]], *path: str | int) -> list[Cell]:
+    """Mean and spread of one number of each method."""
+    return [spread([at(run, *path) for run in mine]) for mine in grouped.values()]
+
+
+def _heights(cells: Sequence[Cell]) -> tuple[Any, Any]:
+    """Means and spreads, as arrays."""
+    return _filled([cell.value for cell in cells]), _filled([cell.spread for cell in cells])
+
+
+def focus_on_now(runs: Sequence[Results]) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
-    figure, curve = with_schedule(results["shares"], results["task_names"])
-    for regime in REGIMES:
-        rounds, values = present(results["fon"][regime])
-        curve.plot(
-            rounds,
-            values,
-            color=REGIME_COLOURS[regime],
-            label=SPOKEN[regime],
-            marker="o",
-            markersize=3,
-        )
-    percent_axis(curve, "Focus-on-Now accuracy")
-    legend_below(figure, curve)
+    figure = style.canvas(6.4, 6.4)
+    *panels, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
+    for axes, regime in zip(panels, REGIMES, strict=True):
+        for place, (method, mine) in enumerate(by_method(runs).items()):
+            _draw_band(axes, [run["fon"][regime] for run in mine], method, place)
+        style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
+    longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
+    draw_schedule(strip, longest, names, written=len(names) <= 10)
+    style.legend_below(figure, panels[0])
     return figure
 
 
-def present(values: Sequence[float | None]) -> tuple[list[int], list[float]]:
-    """Rounds (from 1) and values where there are values."""
-    pairs = [(number, value) for number, value in enumerate(values, 1) if value is not None]
-    return [number for number, _ in pairs], [value for _, value in pairs]
+def _draw_band(axes: Axes, curves: Sequence[Values], label: str, place: int) -> None:
+    """Mean and deviation of several curves, at the rounds that all of them have."""
+    table, look = np.array(list(map(_filled, curves))), style.line_style(place)
+    known = np.isfinite(table).all(axis=0)
+    rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
+    axes.plot(rounds, mean, label=label, markersize=2.5, **look)
+    if len(curves) > 1:
+        wide = table[:, known].std(axis=0, ddof=1)
+        band = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+        axes.fill_between(rounds, mean - wide, mean + wide, **band)
 
 
-def with_schedule(shares: Sequence[Sequence[float]], names: Sequence[str]) -> tuple[Figure, Axes]:
-    """A figure with one large plot and, under it on the same x axis, the share of each task in every round."""
-    figure = canvas(6.4, 4.0)
-    upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (4, 1)})
-    draw_schedule(lower, shares, names)
-    return figure, upper
+def schedule(shares: Sequence[Sequence[float]], names: Sequence[str], title: str = "") -> Figure:
+    """Which share of the clients works on which task, and when; names beside it if need be."""
+    with style.house():
+        figure = style.canvas(9, 3.2)
+        axes, room = figure.subplots(), len(names) * max(map(len, names)) <= 80
+        draw_schedule(axes, shares, names, written=room)
+        axes.set(title=title, ylabel="share of the clients")
+        if not room:
+            figure.legend(loc="outside right upper", fontsize=7, ncols=1 + len(names) // 16)
+        return style.settled(figure)
 
 
-def schedule(shares: Sequence[Sequence[float]], names: Sequence[str]) -> Figure:
-    """The schedule alone: which share of the clients works on which task, and when."""
-    with style():
-        figure = canvas(6.4, 2.2)
-        draw_schedule(figure.subplots(), shares, names)
-    return figure
-
-
-def draw_schedule(axes: Axes, shares: Sequence[Sequence[float]], names: Sequence[str]) -> None:
-    """Stacked bars, one per round, one colour per task; a name stands where its task is strongest."""
+def draw_schedule(
+    axes: Axes, shares: Sequence[Sequence[float]], names: Sequence[str], written: bool
+) -> None:
+    """Stacked areas over the rounds, one a task; a name stands where its task is strongest."""
     table = np.array([row for row in shares if len(row)], dtype=float).reshape(-1, len(names))
-    rounds, below = np.arange(1, len(table) + 1), np.zeros(len(table))
-    for task, name in enumerate(names):
-        axes.bar(
-            rounds,
-            table[:, task],
-            bottom=below,
-            width=1.0,
-            color=colour(task),
-            alpha=0.55,
-            linewidth=0,
-        )
-        _label(axes, rounds, table[:, task], below, name, len(names))
-        below = below + table[:, task]
-    axes.set(
-        ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, max(len(table), 1) + 0.5)
-    )
+    edges, below = np.arange(len(table) + 1) + 0.5, np.zeros(len(table))
+    for name, share, fill in zip(names, table.T, style.colours(len(names)), strict=True):
+        area: Look = {"baseline": below, "fill": True, "color": fill, "alpha": 0.55, "linewidth": 0}
+        axes.stairs(below + share, edges, label=style.short(name, 30), **area)
+        if written and share.any():
+            strongest = np.flatnonzero(share >= share.max() - 1e-9)
+            middle = (below + share / 2)[strongest[len(strongest) // 2]]
+            said = style.short(name, max(60 // len(names), 6))
+            axes.text(strongest.mean() + 1, middle, said, ha="center", va="center", fontsize=8)
+        below = below + share
+    axes.set(ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, edges[-1]))
     axes.grid(visible=False)
 
 
-def _label(axes: Axes, rounds: Any, share: Any, below: Any, name: str, tasks: int) -> None:
-    """The task's name in the middle of its strongest rounds, unless there are too many tasks to read."""
-    if tasks <= 10 and len(share) and share.max() > 0:
-        strongest = np.flatnonzero(share >= share.max() - 1e-9)
-        place = strongest[len(strongest) // 2]
-        middle = below[place] + share[place] / 2
-        axes.text(
-            rounds[strongest].mean(),
-            middle,
-            short(name, 60 // tasks),
-            ha="center",
-            va="center",
-            fontsize=8,
-        )
+def _bars(
+    axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[Cell]], *looks: Any
+) -> None:
+    """Two bars at every name, with their spreads over the seeds."""
+    whiskers: Look = {"fmt": "none", "ecolor": style.FAINT, "elinewidth": 1.2, "capsize": 2}
+    for place, (label, cells) in enumerate(series.items()):
+        where, (heights, wide) = np.arange(len(cells)) + 0.38 * place - 0.19, _heights(cells)
+        axes.bar(where, heights, width=0.36, label=label, **looks[place])
+        axes.errorbar(where, heights, wide, **whiskers)
+    axes.set_xticks(range(len(names)), list(map(style.short, names)), rotation=35, ha="right")
 
 
-def accuracy_matrix(results: Json) -> Figure:
-    """Accuracy of every task at the end of every task, in both regimes."""
-    names = results["task_names"]
-    figure = canvas(5.4, 1.4 + 0.42 * len(names))
-    for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        draw_matrix(axes, results[regime]["matrix"], names, SPOKEN[regime])
-        axes.set_xlabel("tested task")
-    figure.axes[0].set_ylabel("after task")
+def _bar_chart(
+    names: Sequence[str], series: Mapping[str, Sequence[Cell]], fills: Sequence[str], **said: Any
+) -> Figure:
+    """A figure of nothing but bars."""
+    figure = style.canvas(5.4, 3.0)
+    axes = figure.subplots()
+    _bars(axes, names, series, *({"color": fill} for fill in fills))
+    axes.set(**said)
+    style.legend_below(figure, axes)
     return figure
 
 
-def draw_matrix(
-    axes: Axes, matrix: Sequence[Sequence[float | None]], names: Sequence[str], title: str
-) -> None:
+def averages(runs: Sequence[Results]) -> Figure:
+    """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
+    grouped, figure = by_method(runs), style.canvas(5.4, 3.4)
+    for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
+        series = {said: _over_seeds(grouped, regime, f"avg_{one}") for one, said in MOMENTS.items()}
+        pale, full = ({"color": style.REGIME_COLOURS[regime], "alpha": part} for part in (0.55, 1))
+        _bars(axes, list(grouped), series, pale, full)
+        chance = spread([at(run, "chance", regime, "avg_fin") for run in runs]).value
+        floor: Look = {
+            "color": style.FAINT,
+            "linestyle": ":",
+            "linewidth": 1.2,
+            "label": "chance @Fin",
+        }
+        axes.axhline(np.nan if chance is None else chance, **floor)
+        style.percent_axis(axes, SPOKEN[regime])
+    figure.axes[1].set_ylabel("")
+    style.legend_below(figure, figure.axes[0])
+    return figure
+
+
+def accuracy_matrix(runs: Sequence[Results]) -> Figure:
+    """Accuracy of every task at the end of every task: methods down, regimes across."""
+    grouped, names = by_method(runs), runs[0]["task_names"]
+    figure = style.canvas(5.4, (1.3 + 0.36 * len(names)) * len(grouped))
+    lines = figure.subplots(len(grouped), 2, sharey=True, squeeze=False)
+    for line, (method, mine) in zip(lines, grouped.items(), strict=True):
+        for axes, regime in zip(line, REGIMES, strict=True):
+            tables = [list(map(_filled, run[regime]["matrix"])) for run in mine]
+            _draw_matrix(axes, np.mean(tables, axis=0), names, f"{method}, {SPOKEN[regime]}")
+        line[0].set_ylabel("after task")
+    for axes in lines[-1]:
+        axes.set_xlabel("tested task")
+    return figure
+
+
+def _draw_matrix(axes: Axes, values: Any, names: Sequence[str], title: str) -> None:
     """A heat map with its numbers written in; what was not evaluated stays empty."""
-    values = np.array(
-        [[np.nan if value is None else value for value in row] for row in matrix], dtype=float
-    )
     axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    size = 9 if len(names) <= 6 else 6
+    text: Look = {"ha": "center", "va": "center", "fontsize": 9 if len(names) <= 6 else 6}
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value) and len(names) <= 12:
-            axes.text(
-                column,
-                row,
-                f"{value:.0f}",
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="white" if value < 55 else "black",
-            )
-    ticks, names = range(len(names)), list(map(short, names))
-    axes.set_xticks(
-        ticks,
-        names,
-        rotation=35 if max(map(len, names)) > 4 else 0,
-        ha="right" if max(map(len, names)) > 4 else "center",
-    )
+            ink = "white" if value < 55 else "black"
+            axes.text(column, row, f"{value:.0f}", color=ink, **text)
+    ticks, names = range(len(names)), list(map(style.short, names))
+    wide = max(map(len, names)) > 4
+    axes.set_xticks(ticks, names, rotation=35 if wide else 0, ha="right" if wide else "center")
     axes.set_yticks(ticks, names)
     axes.set_title(title)
     axes.grid(visible=False)
 
 
-def forgetting(results: Json) -> Figure | None:
-    """How far each task fell from its best earlier accuracy to the end."""
-    names = results["task_names"][:-1]
-    if not names:
+def forgetting(runs: Sequence[Results]) -> Figure | None:
+    """How far accuracy fell from its best: of one method task by task, of several on average."""
+    grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
+    if not tasks:
         return None
-    figure = canvas(5.4, 1.4 + 0.35 * len(names))
-    axes, rows = figure.subplots(), np.arange(len(names))
-    for place, regime in enumerate(REGIMES):
-        drops = [
-            np.nan if value is None else value
-            for value in results[regime]["forgetting_by_task"][:-1]
-        ]
-        axes.barh(
-            rows + 0.38 * place - 0.19,
-            drops,
-            height=0.36,
-            color=REGIME_COLOURS[regime],
-            label=SPOKEN[regime],
-        )
-    axes.axvline(0, color=FAINT, linewidth=0.8)
-    axes.set_yticks(rows, list(map(short, names)))
-    axes.invert_yaxis()
-    axes.set(
-        title="Forgetting by task", xlabel="points lost from the best earlier evaluation to the end"
-    )
-    legend_below(figure, axes)
-    return figure
+    series = {SPOKEN[regime]: _over_seeds(grouped, regime, "forgetting") for regime in REGIMES}
+    if len(grouped) == 1:
+        for regime in REGIMES:
+            drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
+            series[SPOKEN[regime]] = list(map(spread, drops))
+    said = {
+        "title": "Forgetting (lower is better)",
+        "ylabel": "points lost since the best evaluation",
+    }
+    names = tasks if len(grouped) == 1 else list(grouped)
+    return _bar_chart(names, series, list(style.REGIME_COLOURS.values()), **said)
 
 
-def reliability(diagnostics: Json) -> Figure | None:
-    """Accuracy against confidence: on the diagonal a model is as sure as it is right; bars show where the images are."""
-    bins = diagnostics.get("reliability")
-    if not bins:
+def reliability(runs: Sequence[Results]) -> Figure | None:
+    """Accuracy against confidence, one curve a method; of a single one also where images are."""
+    found = by_method([run for run in runs if run["diagnostics"].get("reliability")])
+    if not found:
         return None
-    figure = canvas(5.4, 3.4)
+    figure = style.canvas(5.4, 3.6)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        draw_reliability(axes, bins[regime], REGIME_COLOURS[regime])
-        axes.set(title=SPOKEN[regime], xlabel="confidence")
+        axes.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1, linestyle=":")
+        for place, (method, mine) in enumerate(found.items()):
+            bins = [run["diagnostics"]["reliability"][regime] for run in mine]
+            _draw_reliability(axes, bins, len(found) == 1, label=method, **style.line_style(place))
+        axes.set(title=SPOKEN[regime], xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     figure.axes[0].set_ylabel("fraction right")
+    style.legend_below(figure, figure.axes[0])
     return figure
 
 
-def draw_reliability(
-    axes: Axes, bins: Json, line: str, label: str | None = None, shadow: bool = True
-) -> None:
-    """One reliability curve; bins without images are left out."""
-    images = np.array(bins["images"], dtype=float)
-    filled = images > 0
-    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
+def _draw_reliability(axes: Axes, bins: Sequence[Results], shadow: bool, **look: Any) -> None:
+    """One curve of the bins of several runs together; bins without images are left out."""
+    images = np.array([one["images"] for one in bins], dtype=float)
+    total = images.sum(axis=0)
+    parts = [np.array([one[name] for one in bins]) for name in ("confidence", "accuracy")]
+    means = [(part * images).sum(axis=0)[total > 0] / total[total > 0] for part in parts]
+    axes.plot(*means, markersize=4, **look)
     if shadow:
-        edges = np.linspace(0, 1, len(images) + 1)
-        axes.bar(
-            edges[:-1],
-            images / max(images.sum(), 1),
-            width=1 / len(images),
-            align="edge",
-            color=FAINT,
-            alpha=0.3,
-            linewidth=0,
-        )
-    confidence, right = np.array(bins["confidence"])[filled], np.array(bins["accuracy"])[filled]
-    axes.plot(confidence, right, color=line, marker="o", markersize=4, label=label)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
+        share, edges = total / max(total.sum(), 1), np.linspace(0, 1, len(total) + 1)
+        axes.stairs(share, edges, fill=True, color=style.FAINT, alpha=0.3, linewidth=0)
 
 
-def uncertainty(results: Json, diagnostics: Json) -> Figure | None:
-    """How uncertain the model is about images of seen and of not yet seen classes."""
-    histograms = diagnostics.get("uncertainty")
+def uncertainty(runs: Sequence[Results]) -> Figure | None:
+    """How uncertain one model is about images of seen and of not yet seen classes."""
+    histograms = runs[0]["diagnostics"].get("uncertainty")
     if not histograms or not sum(histograms["entropy"]["unseen"]):
         return None
-    figure = canvas(5.4, 3.0)
-    areas = (
-        {one["round"]: one for one in results["novelty"]["by_round"]}.get(histograms["round"], {})
-        if results["novelty"]
-        else {}
-    )
-    for axes, name in zip(figure.subplots(1, 2), ("entropy", "mutual_information"), strict=True):
-        _draw_histogram(axes, histograms[name])
-        area = f" (AUROC {areas[name]:.2f})" if areas.get(name) is not None else ""
-        axes.set(title=name.replace("_", " "), xlabel=f"nats{area}")
-    figure.axes[0].set_ylabel(f"share of images (round {histograms['round']})")
-    legend_below(figure, figure.axes[0])
+    figure, taken = style.canvas(5.4, 3.0), histograms["round"]
+    by_round = {one["round"]: one for one in (runs[0]["novelty"] or {"by_round": []})["by_round"]}
+    for axes, name in zip(figure.subplots(1, 2), UNCERTAINTIES, strict=True):
+        for part, line in (("seen", style.BLUE), ("unseen", style.VERMILION)):
+            counts, edges = np.array(histograms[name][part], dtype=float), histograms[name]["edges"]
+            share = counts / max(counts.sum(), 1)
+            axes.stairs(share, edges, fill=True, alpha=0.35, color=line)
+            axes.stairs(share, edges, color=line, label=f"{part} classes")
+        area = by_round.get(taken, {}).get(name)
+        said = f"nats (AUROC {area:.2f})" if area is not None else "nats"
+        axes.set(title=name.replace("_", " "), xlabel=said)
+    figure.axes[0].set_ylabel(f"share of images (round {taken})")
+    style.legend_below(figure, figure.axes[0])
     return figure
 
 
-def _draw_histogram(axes: Axes, histogram: Json) -> None:
-    for name, line in (("seen", BLUE), ("unseen", VERMILION)):
-        counts = np.array(histogram[name], dtype=float)
-        axes.stairs(
-            counts / max(counts.sum(), 1), histogram["edges"], fill=True, alpha=0.35, color=line
-        )
-        axes.stairs(
-            counts / max(counts.sum(), 1), histogram["edges"], color=line, label=f"{name} classes"
-        )
-
-
-def posterior_scale(results: Json) -> Figure | None:
-    """The spread of the weights over the rounds: median, and the band that holds nine weights in ten."""
-    if not results["posterior"]:
+def posterior_scale(runs: Sequence[Results]) -> Figure | None:
+    """The spread of one model's weights: median, and the band that holds nine weights in ten."""
+    posterior = runs[0]["posterior"]
+    if not posterior:
         return None
-    figure = canvas(5.4, 3.0)
-    axes, rounds = figure.subplots(), [one["round"] for one in results["posterior"]]
-    for name, line in (("backbone", GREEN), ("rows", PURPLE)):
-        values = [one["scale"].get(name) for one in results["posterior"]]
-        table = np.array([value or [np.nan] * 3 for value in values], dtype=float)
-        axes.plot(
-            rounds,
-            table[:, 1],
-            color=line,
-            label="feature extractor" if name == "backbone" else "class rows",
-        )
-        axes.fill_between(rounds, table[:, 0], table[:, 2], color=line, alpha=0.2, linewidth=0)
-    axes.set(
-        title="Posterior scale of the weights",
-        xlabel="round",
-        ylabel="standard deviation",
-        yscale="log",
-    )
+    figure = style.canvas(5.4, 3.0)
+    axes, rounds = figure.subplots(), [one["round"] for one in posterior]
+    for name, line in (("backbone", style.GREEN), ("prototypes", style.PURPLE)):
+        low, middle, high = np.array([one["scale"].get(name, [np.nan] * 3) for one in posterior]).T
+        axes.plot(rounds, middle, color=line, label=name)
+        axes.fill_between(rounds, low, high, color=line, alpha=0.2, linewidth=0)
+    title = "Posterior scale of the weights"
+    axes.set(title=title, xlabel="round", ylabel="standard deviation", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -291,25 +269,62 @@ def posterior_scale(results: Json) -> Figure | None:
     return figure
 
 
-def communication(results: Json) -> Figure:
-    """Bytes sent so far, and where the seconds went."""
-    figure = canvas(5.4, 2.8)
-    stats, clock = figure.subplots(1, 2)
-    for way, line in (("up", BLUE), ("down", VERMILION)):
-        total = np.cumsum(results["bytes_by_round"][way]) / 1e6
-        stats.plot(
-            range(1, len(total) + 1),
-            total,
-            color=line,
-            label={"up": "clients to server", "down": "server to clients"}[way],
-        )
-    stats.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
-    stats.legend()
-    parts = {
-        part: seconds
-        for part, seconds in results["seconds_by_part"].items()
-        if part not in ("round", "inner", "fold")
-    }
-    clock.barh(list(parts), list(parts.values()), color=GREEN)
+def communication(runs: Sequence[Results]) -> Figure:
+    """Bytes one run has sent so far, and where its seconds went."""
+    figure, ways = style.canvas(5.4, 2.8), {"up": "clients to server", "down": "server to clients"}
+    sent, clock = figure.subplots(1, 2)
+    for (way, said), line in zip(ways.items(), (style.BLUE, style.VERMILION), strict=True):
+        total = np.cumsum(runs[0]["bytes_by_round"][way]) / 1e6
+        sent.plot(np.arange(len(total)) + 1, total, color=line, label=said)
+    sent.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
+    sent.legend()
+    within = ("round", "inner", "fold")
+    parts = {one: time for one, time in runs[0]["seconds_by_part"].items() if one not in within}
+    clock.barh(list(parts), list(parts.values()), color=style.GREEN)
     clock.set(title="Time", xlabel="seconds")
+    return figure
+
+
+def novelty(runs: Sequence[Results]) -> Figure | None:
+    """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
+    grouped = by_method([run for run in runs if run["novelty"]])
+    said = {"title": "Seen against unseen classes", "ylabel": "AUROC", "ylim": (0, 1)}
+    cells = [_over_seeds(grouped, "novelty", name) for name in UNCERTAINTIES]
+    series = dict(zip(("entropy", "mutual information"), cells, strict=True))
+    fills = style.GREEN, style.PURPLE
+    return _bar_chart(list(grouped), series, fills, **said) if grouped else None
+
+
+def cost(runs: Sequence[Results]) -> Figure:
+    """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
+    figure = style.canvas(5.4, 3.4)
+    sent, clock = figure.subplots(1, 2, sharey=True)
+    for place, (method, mine) in enumerate(by_method(runs).items()):
+        height = _filled([run["class_agnostic"]["avg_fin"] for run in mine])
+        look = style.line_style(place) | {"linestyle": "none"}
+        bytes_sent = [(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine]
+        sent.plot(bytes_sent, height, label=method, alpha=0.8, **look)
+        clock.plot([run["seconds"] for run in mine], height, alpha=0.8, **look)
+    sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
+    clock.set(title="Time", xlabel="seconds")
+    style.legend_below(figure, sent)
+    return figure
+
+
+def swept(runs: Sequence[Results], sweep: Varied) -> Figure | None:
+    """Average accuracy over the values of a setting, if they are numbers; one line a method."""
+    points = sweep.points(runs)
+    try:
+        values = sorted(points, key=float)
+    except ValueError:
+        return None
+    figure = style.canvas(5.4, 3.4)
+    for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
+        for place, method in enumerate(by_method(runs)):
+            mine = {one: by_method(points[one]).get(method, []) for one in values}
+            heights, wide = _heights(_over_seeds(mine, regime, "avg_fin"))
+            look = {"capsize": 3, "label": method, **style.line_style(place)}
+            axes.errorbar(list(map(float, values)), heights, wide, **look)
+        style.percent_axis(axes, f"{SPOKEN[regime]} @Fin", sweep.key)
+    style.legend_below(figure, figure.axes[0])
     return figure

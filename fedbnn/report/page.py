@@ -1,4 +1,7 @@
-"""report.html: one page that needs no other file, for a run, a comparison or a sweep; and the figures beside it."""
+"""report.html, the figures and the tables of runs: a run is a comparison of one.
+
+The page needs no other file, and is clean in light and dark, on a phone and on paper.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,59 +11,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from fedbnn import __version__
 from fedbnn.config import yaml as strict_yaml
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import (
-    comparison_figures,
-    comparison_tables,
-    config_differences,
-    figure_style,
-    figures,
-    summary,
-    sweeps,
-    table_formats,
-    tables,
-)
+from fedbnn.report import figures, formats, style, tables, words
+from fedbnn.report.tables import Results, Varied
 from fedbnn.storage.files import write_atomic
+from fedbnn.storage.runs import flat
 
-Json = Mapping[str, Any]
+OWN = ("seed", "run_dir", "method.name", "track.group", "track.name")
+"""Settings that every run has of its own, and nobody needs to be told."""
 MOST_INCIDENTS = 50
-WIDE = ("focus_on_now", "sweep")
-CAPTIONS = {
-    "focus_on_now": "Accuracy on a test set drawn from the tasks of the moment, and below it the share of clients on each task.",
-    "accuracy_matrix": "Each row is an evaluation at the end of a task, each column a tested task. Read down to see forgetting.",
-    "forgetting": "How many points were lost since the best earlier evaluation. Less is better.",
-    "reliability": "On the dotted line the model is as often right as it claims. Below it, it is too sure of itself.",
-    "uncertainty": "Uncertainty about images of classes already seen and not seen yet. The further apart, the better.",
-    "posterior_scale": "How uncertain the weights are: the median, and the band that holds nine weights in ten.",
-    "communication": "RoundStats between server and clients so far, and where the time went.",
-    "averages": "Average accuracy at the end of each task (pale) and at the end of the run (full); the whiskers are over seeds.",
-    "novelty": "How well uncertainty tells classes never seen from classes seen. 0.5 is a coin toss.",
-    "sweep": "Average accuracy at the end of the run over the values of the setting; the whiskers are over seeds.",
-    "cost": "Final accuracy against what it took. One point per run.",
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure in the page."""
-
-    name: str
-    svg: Markup
-    caption: str
-    wide: bool
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One large number with what it is, and what to hold beside it."""
-
-    value: str
-    label: str
-    beside: str
 
 
 @dataclass(frozen=True)
@@ -71,199 +33,108 @@ class Written:
     figures: list[Path]
 
 
-def write_run(run_dir: Path) -> Written:
-    """Make figures/ and report.html of one run from the files in its directory."""
-    results, diagnostics = _read(run_dir / "results.json"), _read(run_dir / "diagnostics.json")
-    drawn = figures.of_run(results, diagnostics)
-    page = _page(
-        title=f"{results['scenario']}: {results['method']}, seed {results['seed']}",
-        kind="Federated continual run",
-        summary=summary.of_run(results),
-        tiles=_tiles(results),
-        tables=[tables.of_run(results)],
-        pictures=_pictures(drawn),
-        incidents=_incidents([results]),
-        facts=_facts(results),
-        differing=None,
-        sources=_sources(run_dir),
-    )
-    write_atomic(run_dir / "report.html", page.encode())
-    return Written(run_dir / "report.html", figure_style.save(drawn, run_dir / "figures"))
-
-
-def write_comparison(
-    run_dirs: Sequence[Path], directory: Path, title: str, reference: str = tables.REFERENCE
-) -> Written:
-    """Make report.html, figures/ and the tables (Markdown, LaTeX, CSV) of several finished runs on one stream."""
-    runs = [_read(run_dir / "results.json") for run_dir in run_dirs]
-    drawn = comparison_figures.of_comparison(
-        runs, [_read(run_dir / "diagnostics.json") for run_dir in run_dirs]
-    )
-    made = comparison_tables.of_comparison(runs, reference)
-    words = {
-        "title": title,
-        "kind": "Comparison of methods",
-        "summary": summary.of_comparison(runs, reference),
-    }
-    return _write_together(dict(zip(run_dirs, runs, strict=True)), made, drawn, directory, **words)
-
-
-def write_sweep(
-    key: str, values: Mapping[Path, str | None], directory: Path, title: str
-) -> Written:
-    """The same for runs that differ in one setting: `values` says what each run directory has; None if it is not varied."""
-    runs = [_read(run_dir / "results.json") for run_dir in values]
-    swept = list(zip(values.values(), runs, strict=True))
-    made, drawn = sweeps.tables(key, swept), sweeps.figures(key, swept)
-    words = {
-        "title": title,
-        "kind": "Sweep over one setting",
-        "summary": summary.of_sweep(key, sweeps.points(swept)),
-    }
-    return _write_together(
-        dict(zip(values, sweeps.named(swept), strict=True)), made, drawn, directory, **words
-    )
-
-
-def _write_together(
-    runs: Mapping[Path, Json],
-    made: Sequence[tables.Table],
-    drawn: Mapping[str, Figure],
+def write(
+    run_dirs: Sequence[Path],
     directory: Path,
-    **words: str,
+    title: str | None = None,
+    reference: str = tables.REFERENCE,
+    sweep: Varied | None = None,
 ) -> Written:
-    """The page, the tables and the figures of several runs."""
-    directory.mkdir(parents=True, exist_ok=True)
-    results = list(runs.values())
+    """Write report.html and figures/ of finished runs on one stream, and of several their tables.
+
+    `sweep` says which setting the runs differ in, and how. A run's own title is its default.
+    """
+    runs = list(map(_run, run_dirs))
+    named = sweep.named(runs) if sweep else runs
+    made, drawn = tables.every(runs, reference, sweep), figures.every(runs, sweep)
     page = _page(
-        **words,
-        tiles=[],
+        title=title or "{scenario}: {method}, seed {seed}".format(**runs[0]),
+        sweep=sweep,
+        runs=named,
+        summary=words.summary(runs, reference, sweep),
         tables=made,
-        pictures=_pictures(drawn),
-        incidents=_incidents(results),
-        facts=_grid_facts(results),
-        differing=_differing(runs),
-        sources=_sources(next(iter(runs))),
+        pictures={name: Markup(style.inline_svg(one, name)) for name, one in drawn.items()},
+        incidents=_incidents(named),
+        cell=tables.Cell,
+        differing=_differing(dict(zip(run_dirs, named, strict=True))),
+        sources=_sources(run_dirs[0]),
     )
-    write_atomic(directory / "report.html", page.encode())
-    _write_tables(made, directory)
-    return Written(directory / "report.html", figure_style.save(drawn, directory / "figures"))
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in {"report.html": page, **_tables(made)}.items():
+        write_atomic(directory / name, text.encode())
+    return Written(directory / "report.html", style.save(drawn, directory / "figures"))
 
 
-def _write_tables(made: Sequence[tables.Table], directory: Path) -> None:
-    """The same tables as tables.md, tables.tex and tables.csv."""
-    write_atomic(directory / "tables.md", "\n".join(map(table_formats.markdown, made)).encode())
-    write_atomic(directory / "tables.tex", "\n".join(map(table_formats.latex, made)).encode())
-    write_atomic(directory / "tables.csv", table_formats.comma_separated(made).encode())
-
-
-def _page(**parts: Any) -> str:
-    """Fill the template; whatever is not marked as safe is escaped, and a missing part is an error."""
-    loader = PackageLoader("fedbnn.report", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("report.html").render(version=__version__, **parts)
+def _run(run_dir: Path) -> Results:
+    """The results of a run, with its diagnostics."""
+    return {**_read(run_dir / "results.json"), "diagnostics": _read(run_dir / "diagnostics.json")}
 
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON file of a run directory."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError) as error:
+        what, where = f"no {path.name} that can be read", str(path.parent)
         fix = "finish the run first: python train.py --config ... with the same run directory"
-        raise RunDirectoryError(
-            f"no {path.name} that can be read", str(path.parent), fix
-        ) from error
-    return dict(found)
+        raise RunDirectoryError(what, where, fix) from error
 
 
-def _pictures(drawn: Mapping[str, Figure]) -> list[Picture]:
-    return [
-        Picture(
-            name,
-            Markup(figure_style.inline_svg(figure, name.replace("_", " "))),
-            CAPTIONS[name],
-            name in WIDE,
-        )
-        for name, figure in drawn.items()
-    ]
+def _page(**parts: Any) -> str:
+    """Fill the template: what is not marked as safe is escaped, and a missing part is an error."""
+    loader = PackageLoader("fedbnn.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("report.html").render(version=__version__, **parts)
 
 
-def _tiles(results: Json) -> list[Tile]:
-    """The four numbers a reader looks for first."""
-    tiles = []
-    for regime, spoken in tables.SPOKEN.items():
-        value, floor = (
-            tables.Cell(part["avg_fin"]).text()
-            for part in (results[regime], results["chance"][regime])
-        )
-        tiles.append(Tile(f"{value} %", f"{spoken} accuracy at the end", f"chance: {floor} %"))
-    lost = tables.Cell(results["class_agnostic"]["forgetting"]).text()
-    error = tables.Cell(results["ece"], digits=3).text()
-    tiles.append(Tile(lost, "points forgotten", "class-agnostic; less is better"))
-    tiles.append(Tile(error, "calibration error (ECE)", "class-agnostic; 0 is perfect"))
-    return tiles
+def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
+    """The tables of a comparison as files; one run has its table in the page alone."""
+    if len(made) == 1:
+        return {}
+    written = {"md": map(formats.markdown, made), "tex": map(formats.latex, made)}
+    joined = {f"tables.{kind}": "\n".join(texts) for kind, texts in written.items()}
+    return {**joined, "tables.csv": formats.comma_separated(made)}
 
 
-def _incidents(runs: Sequence[Json]) -> list[dict[str, Any]]:
-    """Refused updates and failed clients of all runs, the first ones."""
-    words = {"refused": "refused", "failed": "no answer"}
-    found = [
-        {"run": f"{run['method']}-{run['seed']}", **one, "what": f"{word}: {one['reason']}"}
-        for run in runs
-        for kind, word in words.items()
-        for one in run[kind]
-    ]
-    return sorted(found, key=lambda one: (one["run"], one["round"]))[:MOST_INCIDENTS]
+def _incidents(runs: Sequence[Results]) -> list[dict[str, Any]]:
+    """Updates that were refused or never came, then those that counted less; the first ones."""
+    found = []
+    for run in runs:
+        said = [(one, f"refused: {one['reason']}") for one in run["refused"]]
+        said += [(one, f"no answer: {one['reason']}") for one in run["failed"]]
+        said += [(one, f"down-weighted: trust {one['trust']:.2f}") for one in run["down_weighted"]]
+        name = f"{run['method']}-{run['seed']}"
+        found += [{"run": name, **one, "what": what} for one, what in said]
+    order = sorted(found, key=lambda one: ("trust" in one, one["run"], one["round"]))
+    return order[:MOST_INCIDENTS]
 
 
-def _facts(results: Json) -> dict[str, str]:
-    """The plain facts of a run."""
-    facts = {
-        "scenario": results["scenario"],
-        "method": results["method"],
-        "seed": str(results["seed"]),
-        "rounds": f"{results['rounds_done']} of {results['rounds']}",
-        "time": f"{results['seconds']:.1f} s",
-        "communication": f"{results['bytes_up'] / 1e6:.1f} MB up, {results['bytes_down'] / 1e6:.1f} MB down",
-    }
-    return facts | (
-        {"stored images": str(results["replay_images"])} if results["replay_images"] else {}
-    )
-
-
-def _grid_facts(runs: Sequence[Json]) -> dict[str, str]:
-    """The plain facts of a comparison."""
-    seeds = sorted({run["seed"] for run in runs})
-    return {
-        "scenario": ", ".join(dict.fromkeys(run["scenario"] for run in runs)),
-        "methods": ", ".join(tables.by_method(runs)),
-        "seeds": ", ".join(map(str, seeds)),
-        "rounds": str(runs[0]["rounds"]),
-        "time": f"{sum(run['seconds'] for run in runs):.0f} s for all runs together",
-    }
-
-
-def _differing(runs: Mapping[Path, Json]) -> config_differences.Differences:
+def _differing(runs: Mapping[Path, Results]) -> dict[str, Sequence[str]]:
     """The settings that differ between the methods, as the first run of each has them."""
     first: dict[str, Path] = {}
     for run_dir, run in runs.items():
         first.setdefault(run["method"], run_dir / "config.yaml")
-    return config_differences.between(
-        {method: strict_yaml.read(path) for method, path in first.items() if path.exists()}
-    )
+    read = strict_yaml.read
+    return differences({method: read(path) for method, path in first.items() if path.exists()})
+
+
+def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Sequence[str]]:
+    """For each setting that differs its value in every configuration, after a line of their names.
+
+    A dash stands where a configuration has no such setting.
+    """
+    texts = [
+        {key: one if isinstance(one, str) else json.dumps(one) for key, one in flat(config)}
+        for config in configs.values()
+    ]
+    keys = [key for key in dict.fromkeys(key for text in texts for key in text) if key not in OWN]
+    lines = {key: [text.get(key, "–") for text in texts] for key in keys}
+    varied = {key: line for key, line in lines.items() if len(set(line)) > 1}
+    return {"setting": list(configs), **varied}
 
 
 def _sources(run_dir: Path) -> dict[str, str]:
     """Configuration and environment, as they stand in the run directory, under its name."""
-    run = run_dir.resolve().name
-    files = {
-        f"Configuration of {run} (config.yaml)": "config.yaml",
-        f"Environment of {run} (env.json)": "env.json",
-    }
-    return {
-        label: (run_dir / name).read_text(encoding="utf-8")
-        for label, name in files.items()
-        if (run_dir / name).exists()
-    }
+    run, files = run_dir.resolve().name, {"Configuration": "config.yaml", "Environment": "env.json"}
+    found = {f"{what} of {run} ({name})": run_dir / name for what, name in files.items()}
+    return {said: path.read_text(encoding="utf-8") for said, path in found.items() if path.exists()}

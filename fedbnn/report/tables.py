@@ -1,21 +1,55 @@
-"""A table as a value, and the table of a run; `table_formats` writes them for a terminal, a paper or a page."""
+"""Tables as values: of a run, of methods by seeds, of a sweep, and beside the paper's own numbers.
 
+`formats` writes them for a terminal, a paper or a page. Numbers come with their spread over the
+seeds, and the best of a column is marked.
+"""
+
+import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from statistics import mean, stdev
 from typing import Any
 
-from fedbnn.evaluation.predictions import REGIMES
+from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 
 Results = Mapping[str, Any]
+Path = tuple[str | int, ...]
+REFERENCE = "fedbnn"
 SPOKEN = {"task_aware": "task-aware", "class_agnostic": "class-agnostic"}
 MOMENTS = {"ts": "@TS", "fin": "@Fin"}
-REFERENCE = "fedbnn"
+ERRORS = ("NLL", "Brier", "ECE")
+LOW_IS_GOOD = ("forgetting", "nll", "brier", "ece")
+INCIDENTS = ("refused", "failed", "down_weighted")
+AVERAGES: dict[str, Path] = {
+    f"{short} {said}": (regime, name)
+    for regime, short in {"task_aware": "aware", "class_agnostic": "agnostic"}.items()
+    for name, said in {"avg_ts": "@TS", "avg_fin": "@Fin", "forgetting": "forgetting"}.items()
+}
+OF_A_RUN: dict[str, Path] = {
+    "aware @TS": ("task_aware", "ts"),
+    "aware @Fin": ("task_aware", "fin"),
+    "aware chance": ("chance", "task_aware", "fin"),
+    "agnostic @TS": ("class_agnostic", "ts"),
+    "chance @TS": ("chance", "class_agnostic", "ts"),
+    "agnostic @Fin": ("class_agnostic", "fin"),
+    "chance @Fin": ("chance", "class_agnostic", "fin"),
+}
+PAIRED = (
+    "difference of the averages on the same seeds, in points: "
+    "mean ± standard deviation over the pairs"
+)
+PUBLISHED = (
+    "taken as task-aware: where a method has forgotten, the paper's numbers are near one over the "
+    "classes of a task"
+)
+LINEAR = ", linear rows"
+PRESETS = ("fedbnn_paper", "fedbnn_authors")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its spread over the seeds; `signed` for differences, `best` for the winner of its column."""
+    """A number with its spread; `signed` for differences, `best` for the winner of its column."""
 
     value: float | None
     spread: float | None = None
@@ -43,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A title, the heads of its columns (the first is that of the names), lines, and what a reader must know."""
+    """A title, the heads of its columns (first that of the names), lines, what one must know."""
 
     title: str
     heads: tuple[str, ...]
@@ -51,44 +85,12 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def of_run(results: Results) -> Table:
-    """Per task @TS and @Fin with the chance level beside each, in both regimes."""
-    aware, agnostic, chance = results["task_aware"], results["class_agnostic"], results["chance"]
-    columns = [
-        *((aware, "ts"), (aware, "fin"), (chance["task_aware"], "fin")),
-        *(
-            (agnostic, "ts"),
-            (chance["class_agnostic"], "ts"),
-            (agnostic, "fin"),
-            (chance["class_agnostic"], "fin"),
-        ),
-    ]
-    heads = (
-        "aware @TS",
-        "aware @Fin",
-        "aware chance",
-        "agnostic @TS",
-        "chance @TS",
-        "agnostic @Fin",
-        "chance @Fin",
-    )
-    names = results["task_names"]
-    rows = [
-        Row(name, tuple(Cell(part[moment][task]) for part, moment in columns))
-        for task, name in enumerate(names)
-    ]
-    average = Row("average", tuple(Cell(part[f"avg_{moment}"]) for part, moment in columns))
-    notes = tuple(_story(SPOKEN[regime], results[regime]) for regime in REGIMES)
-    return Table("Accuracy in percent", ("task", *heads), (*rows, average), notes)
-
-
-def _story(regime: str, part: Mapping[str, Any]) -> str:
-    """What the accuracies do not show."""
-    texts = [Cell(part["forgetting"]).text(), Cell(part["backward_transfer"], signed=True).text()]
-    texts += [Cell(part[name], digits=3).text() for name in ("nll", "brier", "ece")]
-    return "{}: forgetting {}, backward transfer {}, NLL {}, Brier {}, ECE {}".format(
-        regime, *texts
-    )
+def at(results: Results, *path: str | int) -> float | None:
+    """The number at a path of the results; None where the path, or the number, is not there."""
+    value: Any = results
+    for key in path:
+        value = None if value is None else value[key]
+    return None if value is None else float(value)
 
 
 def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
@@ -100,15 +102,254 @@ def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
 
 
 def competes(run: Results) -> bool:
-    """Whether a run may be called the best: bounds and methods that store images of the past may not."""
+    """Whether a run may be the best: bounds and methods that store images of the past may not."""
     return not run["replay_images"] and "bound" not in run["notes"]
 
 
 def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False) -> Cell:
     """Mean and sample standard deviation of the values that are there."""
     present = [value for value in values if value is not None]
-    if not present:
-        return Cell(None, digits=digits)
-    return Cell(
-        mean(present), stdev(present) if len(present) > 1 else None, signed=signed, digits=digits
-    )
+    deviation = stdev(present) if len(present) > 1 else None
+    return Cell(mean(present) if present else None, deviation, signed=signed, digits=digits)
+
+
+@dataclass(frozen=True)
+class Varied:
+    """One setting of a sweep, and its value in each run; None for a run it is not varied in."""
+
+    key: str
+    values: Sequence[str | None]
+
+    def named(self, runs: Sequence[Results]) -> list[Results]:
+        """The runs, with the value beside the name of the method: `fedbnn 10`."""
+        pairs = zip(self.values, runs, strict=True)
+        return [
+            {**run, "method": " ".join(filter(None, (run["method"], one)))} for one, run in pairs
+        ]
+
+    def points(self, runs: Sequence[Results]) -> dict[str, list[Results]]:
+        """The runs at each value; those that are not varied stand at every one."""
+        pairs = list(zip(self.values, runs, strict=True))
+        values = dict.fromkeys(value for value in self.values if value is not None)
+        return {value: [run for own, run in pairs if own in (value, None)] for value in values}
+
+
+def every(
+    results: Sequence[Results], reference: str = REFERENCE, sweep: Varied | None = None
+) -> list[Table]:
+    """Of one run the accuracies of its tasks; of several all that they can be compared by."""
+    if len(results) == 1:
+        return [of_run(results[0])]
+    runs = sweep.named(results) if sweep else results
+    first, *others = [*main(runs, reference), *_further(_both_heads(runs))]
+    if sweep and reference not in by_method(runs):
+        others = [*_differences_at(sweep, results, reference), *others]
+    return [first, *others]
+
+
+def main(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
+    """The accuracies: averages, paired differences, ours beside the paper's, and every task."""
+    runs = _both_heads(results)
+    per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
+    paired, printed = differences(runs, reference), beside_the_paper(runs)
+    return [averages(results), *paired, *printed, *per_task]
+
+
+def of_run(results: Results) -> Table:
+    """Per task @TS and @Fin with the chance level beside each, in both regimes."""
+    paths = OF_A_RUN.values()
+    tasks = [
+        Row(name, tuple(Cell(at(results, *path, task)) for path in paths))
+        for task, name in enumerate(results["task_names"])
+    ]
+    average = tuple(Cell(at(results, *path, f"avg_{moment}")) for *path, moment in paths)
+    notes = tuple(_story(SPOKEN[regime], results[regime]) for regime in REGIMES)
+    rows = (*tasks, Row("average", average))
+    return Table("Accuracy in percent", ("task", *OF_A_RUN), rows, notes)
+
+
+def _story(regime: str, part: Results) -> str:
+    """What the accuracies do not show."""
+    lost, moved = Cell(part["forgetting"]), Cell(part["backward_transfer"], signed=True)
+    nll, brier, ece = (Cell(part[name], digits=3).text() for name in ("nll", "brier", "ece"))
+    fall = f"forgetting {lost.text()}, backward transfer {moved.text()}"
+    return f"{regime}: {fall}, NLL {nll}, Brier {brier}, ECE {ece}"
+
+
+def _both_heads(results: Sequence[Results]) -> list[Results]:
+    """Each run, and after it the same run read off its linear rows where both heads were tested."""
+    runs: list[Results] = []
+    for run in results:
+        linear = {**run, **run.get("linear", {}), "method": run["method"] + LINEAR}
+        runs += map(_with_sums, [run, linear] if "linear" in run else [run])
+    return runs
+
+
+def _with_sums(run: Results) -> Results:
+    """The run with the mean Focus-on-Now accuracy as `now` and what it took as `costs`."""
+    sent = {f"MB {way}": run[f"bytes_{way}"] / 1e6 for way in ("up", "down")}
+    kinds = {kind.replace("_", "-"): len(run[kind]) for kind in INCIDENTS}
+    now = {regime: spread(run["fon"][regime]).value for regime in REGIMES}
+    return {**run, "now": now, "costs": {"seconds": run["seconds"], **sent, **kinds}}
+
+
+def _table(
+    title: str, runs: Sequence[Results], paths: Mapping[str, Path], digits: int = 1
+) -> Table:
+    """Methods by columns, each the number at a path of the results; the best rivals are marked."""
+    grouped, rows = by_method(runs), []
+    for method, mine in grouped.items():
+        stored = mine[0]["replay_images"]
+        cells = [spread([at(run, *path) for run in mine], digits) for path in paths.values()]
+        rows.append(Row(f"{method} [{stored}]" if stored else method, tuple(cells)))
+    rivals = [row for row, mine in zip(rows, grouped.values(), strict=True) if competes(mine[0])]
+    columns = zip(*(row.cells for row in rivals or rows), strict=True)
+    best = list(map(_best, columns, paths.values()))
+    crowned = [_crowned(row, best) if row in (rivals or rows) else row for row in rows]
+    return Table(title, ("method", *paths), tuple(crowned), _footnotes(grouped))
+
+
+def _best(column: Sequence[Cell], path: Path) -> str | None:
+    """What the winner of a column prints, spread aside; costs, or a single number, have none."""
+    values = sorted(cell.value for cell in column if cell.value is not None)
+    if path[0] == "costs" or len(values) < 2:
+        return None
+    top = values[0 if path[-1] in LOW_IS_GOOD else -1]
+    return replace(column[0], value=top, spread=None).text()
+
+
+def _crowned(row: Row, best: Sequence[str | None]) -> Row:
+    """Whoever prints the same number as the best is as good."""
+    pairs = zip(row.cells, best, strict=True)
+    cells = [replace(cell, best=replace(cell, spread=None).text() == top) for cell, top in pairs]
+    return replace(row, cells=tuple(cells))
+
+
+def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
+    """How many seeds stand behind the numbers, and who may win a column."""
+    counts = sorted({len(runs) for runs in grouped.values()})
+    over = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+    first = [runs[0] for runs in grouped.values()]
+    some = any(map(competes, first)) and not all(map(competes, first))
+    apart = ", bounds and methods that store images apart" if some else ""
+    marked = f"{over if counts[-1] > 1 else 'one seed'}; the best is marked{apart}"
+    stores = any(run["replay_images"] for run in first)
+    return (marked, "[n]: stores n images of the past") if stores else (marked,)
+
+
+def _accuracies(title: str, runs: Sequence[Results], paths: Mapping[str, Path]) -> Table:
+    """Columns of accuracy and forgetting, with the level of chance as the last line."""
+    table, chance = _table(f"{title}, in percent", runs, paths), runs[0]["chance"]
+    known = [path if path[-1] != "forgetting" else None for path in paths.values()]
+    floor = tuple(Cell(at(chance, *path) if path else None) for path in known)
+    return replace(table, rows=(*table.rows, Row("chance", floor, quiet=True)))
+
+
+def averages(results: Sequence[Results]) -> Table:
+    """One line a method: the averages over the tasks and the forgetting, above chance."""
+    return _accuracies("Averages over the tasks", _both_heads(results), AVERAGES)
+
+
+def _per_task(runs: Sequence[Results], regime: str, moment: str) -> Table:
+    names = runs[0]["task_names"]
+    paths: dict[str, Path] = {name: (regime, moment, task) for task, name in enumerate(names)}
+    title = f"{SPOKEN[regime]} accuracy {MOMENTS[moment]}"
+    return _accuracies(title, runs, {**paths, "average": (regime, f"avg_{moment}")})
+
+
+def _further(runs: Sequence[Results]) -> list[Table]:
+    """Calibration in both regimes, Focus-on-Now as the mean over the rounds, novelty, and costs."""
+    calibration: dict[str, dict[str, Path]] = {
+        f"Calibration at the end, {said}": {name: (regime, name.lower()) for name in ERRORS}
+        for regime, said in SPOKEN.items()
+    }
+    now: dict[str, Path] = {said: ("now", regime) for regime, said in SPOKEN.items()}
+    unseen: dict[str, Path] = {name.replace("_", " "): ("novelty", name) for name in UNCERTAINTIES}
+    costs: dict[str, Path] = {name: ("costs", name) for name in runs[0]["costs"]}
+    trained = [run for run in runs if not run["method"].endswith(LINEAR)]
+    return [
+        *(_table(title, runs, paths, digits=3) for title, paths in calibration.items()),
+        _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
+        _table("AUROC for telling unseen from seen classes", runs, unseen, digits=3),
+        replace(_table("Cost of a run", trained, costs), notes=()),
+    ]
+
+
+def differences(runs: Sequence[Results], reference: str) -> list[Table]:
+    """What the choice of a method changes on the same seeds, hence on the same stream of images.
+
+    mean_s (a_s - b_s) and its deviation, for the averages a of the reference and b of another
+    method on the seeds s that both have.
+    """
+    grouped = by_method(runs)
+    own = {run["seed"]: run for run in grouped.pop(reference, [])}
+    paths = {head: path for head, path in AVERAGES.items() if path[-1] != "forgetting"}
+    rows = []
+    for method, others in grouped.items():
+        pairs = [(own[other["seed"]], other) for other in others if other["seed"] in own]
+        cells = tuple(_difference(pairs, path) for path in paths.values())
+        rows += [Row(f"{reference} − {method}", cells)] if pairs else []
+    title = f"Paired differences against {reference}"
+    return [Table(title, ("pair", *paths), tuple(rows), (PAIRED,))] if rows else []
+
+
+def _difference(pairs: Sequence[tuple[Results, Results]], path: Path) -> Cell:
+    values = [(at(one, *path), at(other, *path)) for one, other in pairs]
+    return spread([None if a is None or b is None else a - b for a, b in values], signed=True)
+
+
+def _differences_at(sweep: Varied, results: Sequence[Results], reference: str) -> list[Table]:
+    """The paired differences within each value of a setting, as one table."""
+    found = [
+        (value, table)
+        for value, runs in sweep.points(results).items()
+        for table in differences(runs, reference)
+    ]
+    title = f"Paired differences against {reference} at each value of {sweep.key}"
+    rows = [replace(row, name=f"{row.name} at {value}") for value, one in found for row in one.rows]
+    return [replace(table, title=title, rows=tuple(rows)) for _, table in found[:1]]
+
+
+def beside_the_paper(runs: Sequence[Results]) -> list[Table]:
+    """The lines of "Variational Bayes for Federated Continual Learning", ours under each.
+
+    A scenario is known by the name in its configuration and by its number of tasks: whoever
+    changes more has nothing to stand beside.
+    """
+    scenarios, width = {run["scenario"] for run in runs}, len(runs[0]["task_names"]) + 1
+    lines = [line for line in published() if {line[0]} == scenarios and len(line[3]) == width]
+    own, made = {_paper_name(method) for method in by_method(runs)}, []
+    for moment in MOMENTS:
+        known = {method: cells for _, method, when, cells in lines if when == moment}
+        made += [_beside(known, runs, moment)] if own & known.keys() else []
+    return made
+
+
+def published() -> list[tuple[str, str, str, tuple[Cell, ...]]]:
+    """The paper's lines: scenario, method, moment, and the numbers of each task and their mean."""
+    found = []
+    with files("fedbnn.report").joinpath("published.csv").open(encoding="utf-8") as file:
+        for scenario, method, moment, *texts in list(csv.reader(file))[1:]:
+            pairs = [text.split("±") for text in texts if text]
+            cells = tuple(Cell(float(value), float(wide), digits=2) for value, wide in pairs)
+            found.append((scenario, method, moment, cells))
+    return found
+
+
+def _beside(lines: Mapping[str, tuple[Cell, ...]], runs: Sequence[Results], moment: str) -> Table:
+    """Each line of the paper, and what was measured here for the same method."""
+    names, rows = runs[0]["task_names"], []
+    paths: list[Path] = [*((moment, task) for task in range(len(names))), (f"avg_{moment}",)]
+    for method, cells in lines.items():
+        rows.append(Row(f"paper: {method}", cells, quiet=True))
+        for name, mine in by_method(runs).items():
+            own = [spread([at(run["task_aware"], *path) for run in mine]) for path in paths]
+            rows += [Row(name, tuple(own))] if _paper_name(name) == method else []
+    title = f"task-aware accuracy {MOMENTS[moment]} beside the paper, in percent"
+    return Table(title, ("method", *names, "average"), tuple(rows), (PUBLISHED,))
+
+
+def _paper_name(name: str) -> str:
+    """The paper's name of a method, whichever head was read; two presets are its method, too."""
+    method = name.partition(",")[0]
+    return "fedbnn" if method in PRESETS else method

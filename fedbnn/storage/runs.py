@@ -1,12 +1,11 @@
 """A run directory as a whole: which configuration it belongs to, whether it is complete, which one is the last."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report.config_differences import flat
 from fedbnn.storage.files import as_json, remove, write_atomic
 from fedbnn.storage.ledger import Ledger
 
@@ -104,6 +103,15 @@ def _read(ledger: Ledger) -> dict[str, Any]:
             "the stored configuration is damaged", str(path), "restore it from a copy"
         ) from error
     return dict(config)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section is a value of its own."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,203 +1,126 @@
-"""What a person sees: a start-up card, one live progress display, the final table. Plain lines when nobody watches live."""
+"""What a person sees: a start-up card, one progress display, the final table; and log.txt.
 
-from collections.abc import Mapping, Sequence
+Plain lines when nobody watches live. Libraries may talk in log.txt, but not on the console.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
+from rich import progress
 from rich.console import Console as Screen
 from rich.panel import Panel
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedbnn.evaluation.predictions import REGIMES
-from fedbnn.report import table_formats, tables
+from fedbnn.evaluation.evaluate import REGIMES
+from fedbnn.report import formats, tables, words
+from fedbnn.tracking import Watcher
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
+LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
+CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
+FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-class Display(Protocol):
-    """How the rounds are shown as they pass."""
+class Console(Watcher):
+    """The face of a run. Use it as a context manager around the rounds.
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def round_started(self, round: int, clients: Sequence[int]) -> None: ...
-    def client_done(self, client: int) -> None: ...
-    def round_done(self, record: Record) -> None: ...
-
-
-class Console:
-    """The face of a run. Use it as a context manager around the rounds; `say` is for single lines at any time."""
+    In a terminal two bars move: the rounds of the run, and the clients of the round. Elsewhere
+    there is at most one line a round, and about a hundred in all.
+    """
 
     def __init__(self, rounds: int, done: int = 0, file: TextIO | None = None) -> None:
-        self.screen = Screen(file=file, highlight=False, soft_wrap=False)
-        live = self.screen.is_terminal and not self.screen.is_dumb_terminal
-        self._display: Display = (
-            LiveRounds(self.screen, rounds, done) if live else PlainRounds(self.screen, rounds)
-        )
-        self._live = live
+        self.screen = screen = Screen(file=file, highlight=False, soft_wrap=False)
+        self._live = screen.is_terminal and not screen.is_dumb_terminal
+        self._last, self._step = rounds, -(-rounds // MOST_LINES)
+        moving = progress.BarColumn(bar_width=24), progress.MofNCompleteColumn()
+        times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        columns = ("{task.description}", *moving, *times, "{task.fields[now]}")
+        self._bars = Progress(*columns, console=screen, transient=True, disable=not self._live)
+        self._rounds = self._bars.add_task("rounds", total=rounds, completed=done, now="")
+        self._clients = self._bars.add_task("clients", total=None, now="")
 
     def __enter__(self) -> Self:
-        self._display.start()
+        self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._display.stop()
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
     def say(self, text: str) -> None:
-        """One line, above the progress display if there is one."""
+        """One line, above the bars if there are any."""
         _line(self.screen, text)
 
     def card(self, facts: Mapping[str, str], title: str = "FedBNN") -> None:
-        """What will happen, before it does: scenario, clients, method with its formula, seed, run directory, engine."""
-        if not self._live:
-            for name, text in facts.items():
-                _line(self.screen, f"{name:<13} {text}")
-            return
+        """What will happen, before it does: scenario, clients, method with its formula, seed."""
         grid = Grid.grid(padding=(0, 2))
         for name, text in facts.items():
             grid.add_row(Text(name, "bold cyan"), Text(text))
-        self.screen.print(Panel.fit(grid, title=title, title_align="left", border_style="cyan"))
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None:
-        """A round begins with these clients."""
-        self._display.round_started(round, clients)
-
-    def client_done(self, client: int) -> None:
-        """One client of the round has answered, or has failed."""
-        self._display.client_done(client)
-
-    def round_done(self, record: Record) -> None:
-        """The round is over; `record` is its line of metrics.jsonl."""
-        self._display.round_done(record)
-
-    def finished(self, results: Mapping[str, Any], run_dir: Path) -> None:
-        """The table of the run, and where everything is."""
-        self._display.stop()
-        self.screen.print()
-        self.screen.print(table_formats.terminal(tables.of_run(results)))
-        _line(
-            self.screen,
-            f"{results['method']}, seed {results['seed']}: {results['rounds_done']} rounds in {results['seconds']:.0f} s",
-        )
-        _line(self.screen, f"report  {run_dir / 'report.html'}")
-
-
-class LiveRounds:
-    """Two bars that move: the rounds of the run, and the clients of the round."""
-
-    def __init__(self, screen: Screen, rounds: int, done: int = 0) -> None:
-        moving = [
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[now]}"),
-        ]
-        self._progress = Progress(
-            TextColumn("{task.description}"), *moving, console=screen, transient=True
-        )
-        self._rounds: TaskID = self._progress.add_task(
-            "rounds", total=rounds, completed=done, now=""
-        )
-        self._clients: TaskID = self._progress.add_task("clients", total=None, now="")
-        self._screen = screen
-
-    def start(self) -> None:
-        """Show the bars."""
-        self._progress.start()
-
-    def stop(self) -> None:
-        """Take the bars away."""
-        self._progress.stop()
+            if not self._live:
+                self.say(f"{name:<13} {text}")
+        if self._live:
+            self.screen.print(Panel.fit(grid, title=title, title_align="left", border_style="cyan"))
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         """Fill the lower bar with the clients of this round."""
         names = ", ".join(map(str, clients[:8])) + (", …" if len(clients) > 8 else "")
-        self._progress.reset(self._clients, total=len(clients), now=f"of round {round}: {names}")
+        self._bars.reset(self._clients, total=len(clients), now=f"of round {round}: {names}")
 
     def client_done(self, client: int) -> None:
         """Move the lower bar."""
-        self._progress.advance(self._clients)
+        self._bars.advance(self._clients)
 
     def round_done(self, record: Record) -> None:
         """Move the upper bar, with the accuracy of now; name clients that did not count."""
-        self._progress.update(self._rounds, completed=record["round"])
-        if record.get("fon"):
-            self._progress.update(self._rounds, now=_accuracy(record))
-        for text in _incidents(record):
-            _line(self._screen, f"round {record['round']}: {text}")
+        number, incidents = record["round"], _incidents(record)
+        facts = [text for text in (_accuracy(record), _down_weighted(record)) if text]
+        self._bars.update(self._rounds, completed=number)
+        if facts:
+            self._bars.update(self._rounds, now="  ".join(facts))
+        if self._live:
+            for text in incidents:
+                self.say(f"round {number}: {text}")
+        elif incidents or number % self._step == 0 or number in (1, self._last):
+            seconds = f"{record.get('seconds', {}).get('round', 0.0):.1f} s"
+            first = f"round {number:>{len(str(self._last))}}/{self._last}"
+            took = f"{len(record['clients'])} clients"
+            self.say("  ".join([first, took, *facts, seconds, *incidents]))
 
-
-class PlainRounds:
-    """At most one line per round, and about a hundred in all."""
-
-    def __init__(self, screen: Screen, rounds: int) -> None:
-        self._screen, self._last = screen, rounds
-        self._step = -(-rounds // MOST_LINES)
-
-    def start(self) -> None:
-        """Nothing to prepare."""
-
-    def stop(self) -> None:
-        """Nothing to take away."""
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None:
-        """Said when the round is over."""
-
-    def client_done(self, client: int) -> None:
-        """Said when the round is over."""
-
-    def round_done(self, record: Record) -> None:
-        """One line, when it is this round's turn or something went wrong in it."""
-        incidents, number = list(_incidents(record)), record["round"]
-        if number % self._step and number not in (1, self._last) and not incidents:
-            return
-        seconds = record.get("seconds", {}).get("round", 0.0)
-        parts = [
-            f"round {number:>{len(str(self._last))}}/{self._last}",
-            f"{len(record['clients'])} clients",
-            _accuracy(record),
-        ]
-        _line(
-            self._screen,
-            "  ".join(part for part in (*parts, f"{seconds:.1f} s", *incidents) if part),
-        )
+    def finished(self, results: Mapping[str, Any], run_dir: Path) -> None:
+        """The table of the run, who did not count or counted less, and where everything is."""
+        self._bars.stop()
+        self.screen.print()
+        self.screen.print(formats.terminal(tables.of_run(results)))
+        took = f"{results['rounds_done']} rounds in {results['seconds']:.0f} s"
+        self.say(f"{results['method']}, seed {results['seed']}: {took}")
+        if text := words.incidents(results):
+            self.say(text)
+        self.say(f"report  {run_dir / 'report.html'}")
 
 
 def _accuracy(record: Record) -> str:
     """The Focus-on-Now accuracy in both regimes."""
-    now = record.get("fon")
-    return (
-        "now " + ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES)
-        if now
-        else ""
-    )
+    now = record.get("fon") or {}
+    both = [f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now]
+    return f"now {', '.join(both)}" if both else ""
+
+
+def _down_weighted(record: Record) -> str:
+    """Clients whose update counted less than it announced, with their trust."""
+    parts = [f"{client} ({trust:.2f})" for client, trust in (record.get("trust") or {}).items()]
+    return f"{len(parts)} down-weighted: {', '.join(parts)}" if parts else ""
 
 
 def _incidents(record: Record) -> list[str]:
     """Clients that sent nothing or were refused, each by name with the reason."""
-    words = {"failed": "failed", "refused": "was refused"}
-    return [
-        f"client {client} {word}: {why}"
-        for key, word in words.items()
-        for client, why in (record.get(key) or {}).items()
-    ]
+    said = {"failed": "failed", "refused": "was refused"}
+    found = [(word, record.get(key) or {}) for key, word in said.items()]
+    return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
 
 
 def _line(screen: Screen, text: str) -> None:
@@ -206,10 +129,9 @@ def _line(screen: Screen, text: str) -> None:
 
 
 def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
-    """Print the schedule of a dry run: one line per row, the keys of the first row are the columns."""
-    drawn = Grid(
-        *(str(name).replace("_", " ") for name in rows[0]), title="Schedule", title_justify="left"
-    )
+    """Print the schedule of a dry run; the keys of the first row are the columns."""
+    heads = [str(name).replace("_", " ") for name in rows[0]]
+    drawn = Grid(*heads, title="Schedule", title_justify="left")
     for row in rows:
         drawn.add_row(*(Text(_plain(value)) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)
@@ -226,5 +148,25 @@ def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) ->
     """Print tables, and a last line."""
     screen = Screen(file=file, highlight=False)
     for table in made:
-        screen.print(table_formats.terminal(table))
+        screen.print(formats.terminal(table))
     _line(screen, last)
+
+
+@contextmanager
+def logging_to(run_dir: Path) -> Iterator[logging.Logger]:
+    """Write our log, and warnings of chatty libraries, to `run_dir/log.txt` and nowhere else."""
+    handler = logging.FileHandler(run_dir / "log.txt", encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter(FORMAT))
+    loggers = {"fedbnn": logging.INFO, **dict.fromkeys(CHATTY, logging.WARNING)}
+    found = {logging.getLogger(name): level for name, level in loggers.items()}
+    before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in found]
+    for logger, level in found.items():
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+    try:
+        yield logging.getLogger("fedbnn")
+    finally:
+        for logger, handlers, level, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+        handler.close()

@@ -27,5 +27,4 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: they take longer than a tiny run, and have tests of their own."""
-    monkeypatch.setattr("fedbnn.report.figures.of_run", lambda *_: {})
-    monkeypatch.setattr("fedbnn.report.comparison_figures.of_comparison", lambda *_: {})
+    monkeypatch.setattr("fedbnn.report.figures.every", lambda *_: {})

@@ -7,8 +7,7 @@ import pytest
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
-from fedbnn.evaluation import per_client
-from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads.predictor import Predictor
 from fedbnn.messages import FitResult
@@ -77,13 +76,13 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
     predictors = [
         Predictor(
-            MLP(digits.image_shape, (16,)), federation.layout, per_client.joined(state, own), 4
+            MLP(digits.image_shape, (16,)), federation.layout, with_prototypes(state, own), 4
         )
         for own in libraries
     ]
-    found = per_client.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))
+    found = evaluate_clients(predictors, Short(digits, 2), 2, Evaluation(images=images))
     single = [
-        per_client.evaluate([one], Short(digits, 2), 2, Evaluation(images=images))
+        evaluate_clients([one], Short(digits, 2), 2, Evaluation(images=images))
         for one in predictors
     ]
     values = [one["fon"]["task_aware"] for one in single if one["fon"] is not None]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
+from fedbnn.evaluation.evaluate import Evaluation, evaluate_round
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads.predictor import Predictor
 from fedbnn.messages import FitInstruction, FitResult

@@ -25,7 +25,7 @@ class Method:
         import train
         from fedbnn.report import page as report
 
-        report.write_run = lambda directory: report.Written(directory / "report.html", [])
+        report.write = lambda _, directory: report.Written(directory / "report.html", [])
         known = (run_dir / "config.yaml").exists()
         code = train.main(
             ["--resume", str(run_dir)]

@@ -25,7 +25,7 @@ SUBJECT = Method("scaffold")
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than these runs."""
-    monkeypatch.setattr("fedbnn.report.figures.of_run", lambda *_: {})
+    monkeypatch.setattr("fedbnn.report.figures.every", lambda *_: {})
 
 
 @pytest.fixture(scope="module")

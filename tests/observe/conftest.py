@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbnn.evaluation import diagnostics
-from fedbnn.evaluation.results import Facts, results
+from fedbnn.evaluation.results import Facts, diagnostics, results
 from fedbnn.images import ImageSet
 from fedbnn.report import page as report
 from fedbnn.storage import records
@@ -110,6 +109,7 @@ def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> d
         "clients": [1, 4, 7],
         "failed": {"4": "diverged: the loss is not finite"} if number == 5 else {},
         "refused": {"7": "influence 1e6 times the median"} if number == 7 else {},
+        "trust": {"1": 0.25, "4": 0.5} if number == 9 else {},
         "shares": [float(task == current) for task in range(3)],
         "samples": 300,
         "bytes_up": 120_000,
@@ -126,7 +126,7 @@ def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> d
         "seen_classes": 2 * (current + 1),
         "diagnostics": _made_up_diagnostics() if at_end else None,
         "posterior": {
-            "scale": {"backbone": [0.01, 0.02 / number, 0.05], "rows": [0.02, 0.03, 0.09]}
+            "scale": {"backbone": [0.01, 0.02 / number, 0.05], "prototypes": [0.02, 0.03, 0.09]}
         }
         if bayesian
         else None,
@@ -205,7 +205,7 @@ def _written(directory: Path, run: dict[str, Any], lines: list[dict[str, Any]]) 
     """A run directory with the files a report reads."""
     directory.mkdir(parents=True)
     records.write_json(directory / "results.json", run)
-    records.write_json(directory / "diagnostics.json", diagnostics.last(lines))
+    records.write_json(directory / "diagnostics.json", diagnostics(lines))
     records.write_json(directory / "env.json", environment())
     (directory / "config.yaml").write_text("name: toy\nnote: <script>alert('config')</script>\n")
     return directory
@@ -216,7 +216,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of one run."""
     lines = made_up_lines()
     run = results(lines, made_up_facts("fedbnn", 0))
-    return report.write_run(_written(tmp_path_factory.mktemp("report") / "run", run, lines)).page
+    run_dir = _written(tmp_path_factory.mktemp("report") / "run", run, lines)
+    return report.write([run_dir], run_dir).page
 
 
 @pytest.fixture(scope="session")
@@ -224,4 +225,4 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of three methods by three seeds."""
     root = tmp_path_factory.mktemp("comparison")
     dirs = [_written(root / f"{run['method']}-{run['seed']}", run, lines) for run, lines in _grid()]
-    return report.write_comparison(dirs, root / "made", "Three <toy> tasks").page
+    return report.write(dirs, root / "made", "Three <toy> tasks").page

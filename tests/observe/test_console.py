@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.tracking.console import Console, schedule
-from fedbnn.tracking.logs import logging_to
+from fedbnn.tracking.console import Console, logging_to, schedule
 
 CARD = {
     "scenario": "digits, 5 tasks of 2 classes",
@@ -67,6 +66,17 @@ def test_every_client_that_did_not_count_is_named_with_the_reason(lines, run) ->
         text = shown(file, lines, run)
         assert "client 4 failed: diverged: the loss is not finite" in text
         assert "client 7 was refused: influence 1e6 times the median" in text
+
+
+def test_updates_that_counted_less_are_shown_with_their_trust_and_counted_at_the_end(
+    lines, run
+) -> None:
+    for file in (io.StringIO(), Terminal()):
+        text = shown(file, lines, run)
+        assert "2 down-weighted: 1 (0.25), 4 (0.50)" in text
+        assert "Counted with less weight: 2 updates." in text
+    many = [{**lines[8], "round": number} for number in range(1, 1001)]
+    assert shown(io.StringIO(), many, run, rounds=1000).count("down-weighted") <= 110
 
 
 def test_the_end_is_the_table_and_the_place_of_the_report(lines, run) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedbnn.config import Section, parse
 from fedbnn.errors import ConfigError
-from fedbnn.evaluation.evaluation import Evaluation, begun, evaluate_round
-from fedbnn.evaluation.predictions import judge
+from fedbnn.evaluation.evaluate import Evaluation, begun, evaluate_clients, evaluate_round, predict
 
 
 def confused(truth: str, column: str) -> float:
@@ -47,12 +47,12 @@ def test_probabilities_are_averaged_and_not_scores(stream, predictor) -> None:
             return one[:, None, :].expand(3, len(images), 2)
 
     line = evaluate_round(Divided(stream.classes[:2]), stream, 2, Evaluation())
-    judged = judge(Divided(stream.classes[:2]), stream.test(0), stream.tasks[0], 7)
+    found = predict(Divided(stream.classes[:2]), stream.test(0), stream.tasks[0], 7)
     expected = torch.tensor([[2.0, 0.0], [2.0, 0.0], [0.0, 9.0]]).softmax(-1).mean(0)
-    assert torch.allclose(judged.class_agnostic, expected.expand(40, 2))
-    assert torch.allclose(judged.task_aware, expected.expand(40, 2))
+    assert torch.allclose(found.class_agnostic, expected.expand(40, 2))
+    assert torch.allclose(found.task_aware, expected.expand(40, 2))
     assert line["tasks"][0]["task_aware"]["accuracy"] == 50.0
-    assert (judged.class_agnostic.argmax(-1) == 0).all()
+    assert (found.class_agnostic.argmax(-1) == 0).all()
 
 
 def test_the_size_of_the_chunks_changes_nothing(stream, predictor) -> None:
@@ -163,5 +163,28 @@ def test_a_line_is_json(stream, predictor) -> None:
     "key", ["every", "images", "tasks_every", "batch_size", "samples", "novelty_images"]
 )
 def test_impossible_settings_are_named(key) -> None:
-    with pytest.raises(ConfigError, match=rf"evaluate\.{key} is -1"):
-        Evaluation(**{key: -1})
+    schema = {"evaluate": Section(Evaluation)}
+    with pytest.raises(ConfigError, match=rf"evaluate\.{key}: .*-1"):
+        parse([f"--evaluate.{key}", "-1"], schema)
+    assert isinstance(parse([], schema).build("evaluate"), Evaluation)
+
+
+def test_what_was_set_comes_back_from_its_own_file_as_plain_numbers() -> None:
+    parsed = parse(["--evaluate.every", "3"], {"evaluate": Section(Evaluation)})
+    assert type(parsed["evaluate"]["every"]) is int
+    assert "every: 3" in parsed.yaml()
+
+
+def test_clients_are_tested_on_the_classes_they_know_and_the_mean_is_taken(
+    stream, predictor
+) -> None:
+    """The first knows one class of the first task, the second both, and is always wrong."""
+    right = predictor(stream.classes[:1])
+    wrong = predictor(stream.classes[:2], lambda truth, column: 5.0 * (truth != column))
+    found = evaluate_clients([right, wrong], stream, 2, Evaluation())
+    assert found["fon"] == {"task_aware": 50.0, "class_agnostic": 50.0}
+    assert found["tasks"][0]["images"] == (20 + 40) / 2
+    assert found["tasks"][1:] == [None, None]
+    assert found["novelty"] is None
+    nobody = evaluate_clients([predictor(())], stream, 1, Evaluation())
+    assert nobody["fon"] is None

@@ -8,10 +8,11 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
-from fedbnn.evaluation import diagnostics
-from fedbnn.evaluation.results import Facts, results
-from fedbnn.report import comparison_figures, figure_style, figures
+from fedbnn.evaluation.results import Facts, diagnostics, results
+from fedbnn.report import figures, style
+from fedbnn.report.tables import Varied
 
 RUN = [
     "focus_on_now",
@@ -25,46 +26,70 @@ RUN = [
 GRID = [
     "focus_on_now",
     "averages",
+    "novelty",
+    "cost",
     "accuracy_matrix",
     "forgetting",
     "reliability",
-    "novelty",
-    "cost",
 ]
 
 
+def of_run(run: dict, lines: list | None = None) -> dict[str, Figure]:
+    """The figures of one run, whose diagnostics are made of these lines."""
+    return figures.every([{**run, "diagnostics": diagnostics(lines) if lines else {}}])
+
+
+def of_grid(grid: list, lines: list | None = None) -> dict[str, Figure]:
+    """The figures of several runs."""
+    return figures.every([{**run, "diagnostics": diagnostics(lines or [])} for run in grid])
+
+
 def test_a_run_has_all_its_figures_and_they_are_png(run, lines, tmp_path) -> None:
-    drawn = figures.of_run(run, diagnostics.last(lines))
+    drawn = of_run(run, lines)
     assert list(drawn) == RUN
-    for path in figure_style.save(drawn, tmp_path / "figures"):
+    for path in style.save(drawn, tmp_path / "figures"):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_curve_leaves_out_rounds_that_were_not_evaluated(run, lines) -> None:
-    curve = figures.of_run(run, diagnostics.last(lines))["focus_on_now"].axes[0].lines[0]
-    assert list(curve.get_xdata()) == [1, 2, *range(4, 13)]
-    assert list(curve.get_ydata()) == [
-        value for value in run["fon"]["task_aware"] if value is not None
-    ]
+    for axes, regime in zip(of_run(run, lines)["focus_on_now"].axes[:2], run["fon"], strict=True):
+        curve, values = axes.lines[0], run["fon"][regime]
+        assert list(curve.get_xdata()) == [1, 2, *range(4, 13)]
+        assert list(curve.get_ydata()) == [value for value in values if value is not None]
 
 
 def test_the_schedule_fills_every_round_with_the_shares_of_its_tasks() -> None:
     shares = [[1.0, 0.0], [0.75, 0.25], [0.0, 1.0]]
     axes = figures.schedule(shares, ["a", "b"]).axes[0]
-    heights = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 3).T
-    assert heights.tolist() == shares
+    areas = [area.get_data() for area in axes.patches]
+    assert np.array([area.values - area.baseline for area in areas]).T.tolist() == shares
+    assert all(area.edges.tolist() == [0.5, 1.5, 2.5, 3.5] for area in areas)
     assert {text.get_text() for text in axes.texts} == {"a", "b"}
 
 
+@pytest.mark.parametrize("tasks", [1, 3, 7, 12, 30])
+def test_the_schedule_shows_every_task_in_its_own_colour_and_by_its_name(tasks, tmp_path) -> None:
+    names = [f"the classes of task {number}" for number in range(tasks)]
+    figure = figures.schedule(np.eye(tasks).repeat(4, axis=0).tolist(), names, "one after another")
+    [path] = style.save({"schedule": figure}, tmp_path / "deep")
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
+    shown, counts = np.unique(pixels, axis=0, return_counts=True)
+    large = {tuple(colour) for colour, count in zip(shown, counts, strict=True) if count > 2000}
+    assert len(large - {(255, 255, 255)}) == tasks
+    texts = figure.axes[0].texts + (figure.legends[0].get_texts() if figure.legends else [])
+    assert [text.get_text() for text in texts] == names
+
+
 def test_the_matrix_shows_its_numbers_and_leaves_the_future_empty(run, lines) -> None:
-    left, right = figures.of_run(run, diagnostics.last(lines))["accuracy_matrix"].axes
+    left, right = of_run(run, lines)["accuracy_matrix"].axes
     assert len(left.texts) == 6
     assert right.texts[0].get_text() == f"{run['class_agnostic']['matrix'][0][0]:.0f}"
 
 
 def test_a_point_run_has_no_posterior_and_a_finished_stream_no_unseen_classes(lines, facts) -> None:
     bare = [{**line, "posterior": None, "novelty": None, "diagnostics": None} for line in lines]
-    drawn = figures.of_run(results(bare, facts), diagnostics.last(bare))
+    drawn = of_run(results(bare, facts), bare)
     assert not {"posterior_scale", "uncertainty", "reliability"} & set(drawn)
 
 
@@ -73,13 +98,13 @@ def test_an_unfinished_run_and_a_single_task_can_be_drawn(lines, facts, tmp_path
     alone = [{**line, "tasks": line["tasks"][:1], "shares": [1.0]} for line in lines]
     single = results(alone, Facts("fedavg", "one", 0, 12, ("only",), (12,)))
     for part, run in (("early", early), ("single", single)):
-        drawn = figures.of_run(run, {})
-        assert len(figure_style.save(drawn, tmp_path / part)) == len(drawn)
-    assert "forgetting" not in figures.of_run(single, {})
+        drawn = of_run(run)
+        assert len(style.save(drawn, tmp_path / part)) == len(drawn)
+    assert "forgetting" not in of_run(single)
 
 
 def test_bands_are_one_standard_deviation_over_the_seeds(grid) -> None:
-    figure = comparison_figures.of_comparison(grid, [{}] * len(grid))["focus_on_now"]
+    figure = of_grid(grid)["focus_on_now"]
     curves = np.array([run["fon"]["task_aware"] for run in grid[:3]], dtype=float)
     known = np.isfinite(curves).all(axis=0)
     line, band = figure.axes[0].lines[0], figure.axes[0].collections[0]
@@ -91,22 +116,42 @@ def test_bands_are_one_standard_deviation_over_the_seeds(grid) -> None:
 
 
 def test_a_comparison_has_all_its_figures(grid, lines, tmp_path) -> None:
-    drawn = comparison_figures.of_comparison(grid, [diagnostics.last(lines)] * len(grid))
+    drawn = of_grid(grid, lines)
     assert list(drawn) == GRID
-    assert len(figure_style.save(drawn, tmp_path)) == len(GRID)
+    assert len(style.save(drawn, tmp_path)) == len(GRID)
 
 
 def test_one_seed_has_no_band_and_a_sweep_has_a_point_per_value(grid) -> None:
     single = [grid[0], grid[3]]
-    figure = comparison_figures.of_comparison(single, [{}, {}])["focus_on_now"]
+    figure = of_grid(single)["focus_on_now"]
     assert not figure.axes[0].collections
-    swept = comparison_figures.sweep("clients a round", {20.0: grid, 10.0: single})
-    assert list(swept.axes[0].lines[0].get_xdata()) == [10.0, 20.0]
+    varied = Varied("clients a round", ["20"] * len(grid) + ["10"] * len(single))
+    drawn = figures.every([*grid, *single], varied)
+    assert list(drawn) == ["sweep", "focus_on_now"]
+    line = drawn["sweep"].axes[0].lines[0]
+    assert list(line.get_xdata()) == [10.0, 20.0]
+    finals = [run["task_aware"]["avg_fin"] for run in grid[:3]]
+    assert list(line.get_ydata()) == pytest.approx([finals[0], sum(finals) / 3])
+
+
+def test_a_sweep_over_words_has_no_axis_to_stand_on(grid) -> None:
+    assert list(figures.every(grid[:2], Varied("share", ["a", "b"]))) == ["focus_on_now"]
+
+
+def test_one_method_forgets_task_by_task_and_several_on_average(grid, run) -> None:
+    def heights(runs: list) -> list[float]:
+        return [bar.get_height() for bar in of_grid(runs)["forgetting"].axes[0].patches[:2]]
+
+    assert heights([run]) == pytest.approx(run["task_aware"]["forgetting_by_task"][:2])
+    seeds = [one["task_aware"]["forgetting_by_task"][0] for one in grid[:3]]
+    assert heights(grid[:3])[0] == pytest.approx(sum(seeds) / 3)
+    means = [one["task_aware"]["forgetting"] for one in grid]
+    assert heights(grid) == pytest.approx([sum(means[:3]) / 3, sum(means[3:6]) / 3])
 
 
 def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:
     before = dict(mpl.rcParams)
-    figure_style.inline_svg(figures.of_run(run, diagnostics.last(lines))["communication"], "x")
+    style.inline_svg(of_run(run, lines)["communication"], "x")
     assert dict(mpl.rcParams) == before
 
 
@@ -116,16 +161,16 @@ def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:
 def test_any_task_name_can_be_drawn_and_is_text(run, name) -> None:
     odd = {**run, "task_names": [name, "two", "three"]}
     for kind in ("forgetting", "focus_on_now", "accuracy_matrix"):
-        text = figure_style.inline_svg(figures.of_run(odd, {})[kind], kind)
+        text = style.inline_svg(of_run(odd)[kind], kind)
         assert "<script" not in text
         assert name[:5] in "".join(ElementTree.fromstring(text).itertext())
 
 
 def test_an_inline_figure_takes_the_colour_of_the_page_and_needs_no_file(run, lines) -> None:
-    for name, figure in figures.of_run(run, diagnostics.last(lines)).items():
-        text = figure_style.inline_svg(figure, name)
+    for name, figure in of_run(run, lines).items():
+        text = style.inline_svg(figure, name)
         assert "currentColor" in text
-        assert figure_style.INK not in text
+        assert style.INK not in text
         assert not [
             link
             for link in re.findall(r'href="([^"]*)"', text)
@@ -137,9 +182,9 @@ def test_a_percent_axis_ends_above_everything_that_shares_it() -> None:
     left, right = Figure().subplots(1, 2, sharey=True)
     for axes, highest in ((left, 40.0), (right, 20.0)):
         axes.bar([0], [highest])
-        figure_style.percent_axis(axes, "")
+        style.percent_axis(axes, "")
     assert left.get_ylim() == right.get_ylim() == (0, pytest.approx(46))
     full = Figure().subplots()
     full.plot([1, 2], [100, 99])
-    figure_style.percent_axis(full, "")
+    style.percent_axis(full, "")
     assert full.get_ylim() == (0, 102)

@@ -77,7 +77,7 @@ def test_reliability_bins_hold_every_image_and_the_same_ece() -> None:
     probabilities, labels = drawn(3)
     bins = {
         name: np.array(values)
-        for name, values in metrics.reliability(probabilities, labels).items()
+        for name, values in metrics.reliability([(probabilities, labels)]).items()
     }
     assert bins["images"].sum() == 200
     gaps = bins["images"] * np.abs(bins["accuracy"] - bins["confidence"])
@@ -96,7 +96,7 @@ def test_an_image_whose_class_has_no_row_is_never_right() -> None:
 def test_a_classifier_without_rows_is_wrong_about_everything() -> None:
     nothing, labels = torch.zeros(3, 0), torch.full((3,), -1)
     assert metrics.quality(nothing, labels) == metrics.BLIND
-    assert sum(metrics.reliability(nothing, labels)["accuracy"]) == 0
+    assert sum(metrics.reliability([(nothing, labels)])["accuracy"]) == 0
     assert metrics.chance(labels, 0) == 0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedbnn.report import comparison_tables, published
+from fedbnn.report import tables
 
 Runs = list[dict[str, Any]]
 
@@ -16,24 +16,20 @@ def beside(grid: Runs, scenario: str) -> Runs:
 
 
 def test_every_printed_average_is_the_mean_of_its_tasks() -> None:
-    lines = published._lines()
+    lines = tables.published()
     for line in lines:
-        *tasks, average = published._cells(line)
+        *tasks, average = line[3]
         assert average.value == pytest.approx(
             statistics.mean(task.value for task in tasks), abs=0.011
         ), line
-    assert (
-        len({(line["scenario"], line["method"], line["moment"]) for line in lines})
-        == len(lines)
-        == 64
-    )
+    assert len({line[:3] for line in lines}) == len(lines) == 64
 
 
 def test_what_does_not_change_after_its_task_is_printed_twice_with_the_same_number() -> None:
     """The last task ends with the run, so its @TS is its @Fin."""
-    lines = [line for line in published._lines() if not line["scenario"].startswith("gradual")]
+    lines = [line for line in tables.published() if not line[0].startswith("gradual")]
     last = {
-        moment: [published._cells(line)[-2] for line in lines if line["moment"] == moment]
+        moment: [cells[-2] for *_, when, cells in lines if when == moment]
         for moment in ("ts", "fin")
     }
     assert len(last["ts"]) == 26
@@ -41,14 +37,14 @@ def test_what_does_not_change_after_its_task_is_printed_twice_with_the_same_numb
 
 
 def test_our_line_is_under_the_papers(grid: Runs) -> None:
-    tables = published.beside(beside(grid, "small_ti"))
-    assert [table.title.split()[2] for table in tables] == ["@TS", "@Fin"]
-    names = [row.name for row in tables[1].rows]
+    made = tables.beside_the_paper(beside(grid, "small_ti"))
+    assert [table.title.split()[2] for table in made] == ["@TS", "@Fin"]
+    names = [row.name for row in made[1].rows]
     assert names[names.index("paper: fedavg") + 1] == "fedavg"
     assert names[names.index("paper: fedbnn") + 1] == "fedbnn"
     assert "fcil" not in names  # the paper has no such line on this scenario
     printed, ours = (
-        next(row for row in tables[1].rows if row.name == name).cells
+        next(row for row in made[1].rows if row.name == name).cells
         for name in ("paper: fedbnn", "fedbnn")
     )
     assert (printed[0].value, printed[0].spread, printed[-1].value) == (22.23, 1.24, 14.59)
@@ -67,9 +63,7 @@ def test_both_heads_of_a_method_stand_under_its_line(grid: Runs) -> None:
         }
         for run in grid
     ]
-    titles = {
-        table.title: table for table in comparison_tables.of_comparison(beside(both, "gradual_ti"))
-    }
+    titles = {table.title: table for table in tables.every(beside(both, "gradual_ti"))}
     names = [
         row.name for row in titles["task-aware accuracy @Fin beside the paper, in percent"].rows
     ]
@@ -84,16 +78,19 @@ def test_the_presets_that_follow_the_paper_stand_under_its_line(grid: Runs) -> N
         {**run, "method": run["method"].replace("fedavg", "fedbnn_authors")}
         for run in beside(grid, "small_ti")
     ]
-    names = [row.name for row in published.beside(renamed)[0].rows]
+    names = [row.name for row in tables.beside_the_paper(renamed)[0].rows]
     assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn_authors"]
 
 
 def test_runs_of_two_scenarios_have_nothing_beside_them(grid: Runs) -> None:
-    assert published.beside([*beside(grid[:1], "small_ti"), *beside(grid[1:], "large_ti")]) == []
+    assert (
+        tables.beside_the_paper([*beside(grid[:1], "small_ti"), *beside(grid[1:], "large_ti")])
+        == []
+    )
 
 
 @pytest.mark.parametrize("scenario", ["toy, three tasks", "cifar100_ci"])
 def test_another_scenario_or_other_tasks_have_nothing_beside_them(
     grid: Runs, scenario: str
 ) -> None:
-    assert published.beside(beside(grid, scenario)) == []
+    assert tables.beside_the_paper(beside(grid, scenario)) == []

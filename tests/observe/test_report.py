@@ -17,8 +17,9 @@ from PIL import Image
 from scipy.stats import t as student
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import config_differences, summary, sweeps
 from fedbnn.report import page as report
+from fedbnn.report import tables, words
+from fedbnn.report.tables import Varied
 from fedbnn.storage.environment import environment
 
 CHROMIUM = next(
@@ -108,9 +109,8 @@ def swept(comparison: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"name: toy\nmethod: {{name: {method}}}\nclient: {{epochs: {value}}}\n"
         )
         values[run_dir] = value
-    return report.write_sweep(
-        "client.epochs", values, root / "made", "toy, client.epochs = 5, 10"
-    ).page
+    varied, title = Varied("client.epochs", list(values.values())), "toy, client.epochs = 5, 10"
+    return report.write(list(values), root / "made", title, sweep=varied).page
 
 
 def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(swept) -> None:
@@ -130,14 +130,16 @@ def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(
 
 @pytest.mark.parametrize("varied", ["fedbnn", "fedavg"])
 def test_a_sweep_of_one_method_has_its_differences_once(grid, varied) -> None:
-    runs = [
+    pairs = [
         (value, run)
         for run in grid
         for value in (("1", "2") if run["method"] == varied else (None,))
     ]
-    [paired] = [table for table in sweeps.tables("lr", runs) if table.title.startswith("Paired")]
+    sweep, runs = Varied("lr", [value for value, _ in pairs]), [run for _, run in pairs]
+    made = tables.every(runs, sweep=sweep)
+    [paired] = [table for table in made if table.title.startswith("Paired")]
     assert len([row for row in paired.rows if "fedavg" in row.name]) == 2
-    assert "fedbnn ends" in summary.of_sweep("lr", sweeps.points(runs))
+    assert "fedbnn ends" in words.summary(runs, "fedbnn", sweep)
 
 
 def test_the_settings_that_differ_are_found_and_those_of_one_run_are_not() -> None:
@@ -153,31 +155,62 @@ def test_the_settings_that_differ_are_found_and_those_of_one_run_are_not() -> No
         "method": {"name": "ewc", "weight": 2},
         "client": {"lr": 0.1, "sizes": [1], "on": None},
     }
-    found = config_differences.between({"fedavg": one, "ewc": other})
-    assert found.names == ("fedavg", "ewc")
-    assert found.lines == {
-        "client.sizes": ("[1, 2]", "[1]"),
-        "client.on": ("true", "null"),
-        "method.weight": ("–", "2"),
+    assert report.differences({"fedavg": one, "ewc": other}) == {
+        "setting": ["fedavg", "ewc"],
+        "client.sizes": ["[1, 2]", "[1]"],
+        "client.on": ["true", "null"],
+        "method.weight": ["–", "2"],
     }
 
 
 def test_writing_twice_gives_the_same_page(page) -> None:
     before = page.read_bytes()
-    assert report.write_run(page.parent).page.read_bytes() == before
+    assert report.write([page.parent], page.parent).page.read_bytes() == before
 
 
 def test_a_run_without_results_is_named(tmp_path) -> None:
     with pytest.raises(RunDirectoryError, match=r"no results\.json that can be read"):
-        report.write_run(tmp_path)
+        report.write([tmp_path], tmp_path)
 
 
 def test_the_summary_of_a_run_gives_both_regimes_with_their_chance(run) -> None:
-    text = summary.of_run(run)
+    text = words.of_run(run)
     assert f"{run['task_aware']['avg_fin']:.1f} % of the images (chance: 50.0 %)" in text
     assert f"{run['class_agnostic']['avg_fin']:.1f} % of the images (chance: 16.7 %)" in text
     assert "Not counted: 1 update refused and 1 client without an answer." in text
-    assert "5 of 12 rounds" in summary.of_run({**run, "rounds_done": 5})
+    assert "Counted with less weight: 2 updates." in text
+    assert "less weight" not in words.of_run({**run, "down_weighted": []})
+    assert "5 of 12 rounds" in words.of_run({**run, "rounds_done": 5})
+
+
+def test_a_down_weighted_update_stands_beside_the_refused_and_the_failed(
+    page, comparison, grid
+) -> None:
+    for path, runs in ((page, 1), (comparison, 9)):
+        assert path.read_text().count("down-weighted: trust 0.25") == runs
+        assert path.read_text().index("trust 0.25") > path.read_text().index("no answer: diverged")
+    costs = tables.every(grid)[-1]
+    assert costs.heads[-3:] == ("refused", "failed", "down-weighted")
+    assert [cell.value for cell in costs.rows[0].cells[-3:]] == [1, 1, 2]
+
+
+def test_the_page_of_a_run_gives_its_four_numbers_and_its_plain_facts(page, run) -> None:
+    text = page.read_text()
+    finals = [run[part]["avg_fin"] for part in ("task_aware", "class_agnostic")]
+    assert [f"{value:.1f} %" for value in finals] == re.findall(r"<b>([\d.]+ %)</b>", text)
+    assert "<title>toy, three tasks: fedbnn, seed 0</title>" in text
+    assert "<dt>rounds</dt><dd>12 of 12</dd>" in text
+    assert "<dt>communication</dt><dd>1.4 MB up, 1.2 MB down</dd>" in text
+    assert "Federated continual run" in text
+
+
+def test_the_facts_of_a_comparison_are_those_of_all_its_runs(comparison) -> None:
+    text = comparison.read_text()
+    assert "<dt>methods</dt><dd>fedbnn, fedavg, fcil</dd>" in text
+    assert "<dt>seeds</dt><dd>0, 1, 2</dd>" in text
+    assert "<dt>stored images</dt><dd>200</dd>" in text
+    assert "162.0 s for all runs together" in text
+    assert "<b>" not in text
 
 
 def shifted(grid: list, method: str, points: list[float]) -> list:
@@ -193,7 +226,7 @@ def shifted(grid: list, method: str, points: list[float]) -> list:
 
 
 @pytest.mark.parametrize(
-    ("points", "words"),
+    ("points", "said"),
     [
         ([3.0, 3.1, 2.9], "fedbnn is 3.0 points above fedavg."),
         ([-3.0, -3.1, -2.9], "fedbnn is 3.0 points below fedavg."),
@@ -205,29 +238,29 @@ def shifted(grid: list, method: str, points: list[float]) -> list:
     ],
 )
 def test_the_summary_of_a_comparison_is_honest_about_wins_losses_and_noise(
-    grid, points, words
+    grid, points, said
 ) -> None:
-    assert words in summary.of_comparison(shifted(grid, "fedbnn", points))
+    assert said in words.of_comparison(shifted(grid, "fedbnn", points))
 
 
 @pytest.mark.parametrize("pairs", range(2, 12))
 def test_a_difference_is_clear_where_student_says_so(pairs) -> None:
     noise = np.resize([1.0, -1.0], pairs) - np.resize([1.0, -1.0], pairs).mean()
     edge = student.ppf(0.975, pairs - 1) * noise.std(ddof=1) / sqrt(pairs)
-    assert summary.clear(list(noise + 1.001 * edge))
-    assert summary.clear(list(noise - 1.001 * edge))
-    assert not summary.clear(list(noise + 0.999 * edge))
+    assert words.clear(list(noise + 1.001 * edge))
+    assert words.clear(list(noise - 1.001 * edge))
+    assert not words.clear(list(noise + 0.999 * edge))
 
 
 def test_one_seed_is_never_clear(grid) -> None:
-    assert not summary.clear([50.0])
+    assert not words.clear([50.0])
     alone = [run for run in shifted(grid, "fedbnn", [50.0] * 3) if run["seed"] == 0]
-    assert "fedbnn is 50.0 points above fedavg (one seed)." in summary.of_comparison(alone)
+    assert "fedbnn is 50.0 points above fedavg (one seed)." in words.of_comparison(alone)
 
 
 def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
     high = shifted(shifted(grid, "fcil", [40.0] * 3), "fedbnn", [5.0] * 3)
-    text = summary.of_comparison(high)
+    text = words.of_comparison(high)
     assert re.search(
         r"fedbnn ends highest, at [0-9.]+ %\. fcil ends at [0-9.]+ % with the help of 200 stored images",
         text,
@@ -236,7 +269,7 @@ def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
         run | ({"notes": {"bound": "upper: all images"}} if run["method"] == "fedbnn" else {})
         for run in high
     ]
-    text = summary.of_comparison(bounded, reference="fedavg")
+    text = words.of_comparison(bounded, reference="fedavg")
     assert re.search(
         r"fedavg ends at [0-9.]+ %\. The upper bound fedbnn \(all images\) ends at", text
     )
@@ -247,7 +280,7 @@ def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
 def test_the_summary_of_unfinished_runs_says_so(grid) -> None:
     for run in grid:
         run["class_agnostic"]["avg_fin"] = None
-    assert "none has reached its last round" in summary.of_comparison(grid)
+    assert "none has reached its last round" in words.of_comparison(grid)
 
 
 @dataclass(frozen=True)

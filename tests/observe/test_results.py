@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fedbnn.evaluation import diagnostics
-from fedbnn.evaluation.results import Facts, results
+from fedbnn.evaluation.results import Facts, diagnostics, results
 
 
 def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> None:
@@ -69,6 +68,15 @@ def test_costs_are_sums_and_incidents_are_listed(lines, facts) -> None:
     ]
 
 
+def test_every_update_that_was_folded_with_less_than_full_trust_is_on_record(lines, facts) -> None:
+    assert results(lines, facts)["down_weighted"] == [
+        {"round": 9, "client": 1, "trust": 0.25},
+        {"round": 9, "client": 4, "trust": 0.5},
+    ]
+    plain = [{key: value for key, value in line.items() if key != "trust"} for line in lines]
+    assert results(plain, facts)["down_weighted"] == []
+
+
 def test_an_unfinished_run_has_what_it_has(lines, facts) -> None:
     found = results(lines[:5], facts)
     assert found["rounds_done"] == 5
@@ -100,10 +108,10 @@ def test_results_are_json_with_the_promised_keys(lines, facts) -> None:
 def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_classes_were_unseen(
     lines,
 ) -> None:
-    found = diagnostics.last(lines)
+    found = diagnostics(lines)
     assert found["reliability"]["round"] == 12
     assert found["uncertainty"]["round"] == 8
-    assert diagnostics.last(lines[:3]) == {"reliability": None, "uncertainty": None}
+    assert diagnostics(lines[:3]) == {"reliability": None, "uncertainty": None}
 
 
 def test_the_second_head_has_the_same_measures_and_its_own_values(lines, facts) -> None:

@@ -7,8 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from fedbnn.report import comparison_tables, table_formats, tables
-from fedbnn.report.comparison_tables import of_comparison
+from fedbnn.report import formats, tables
 
 
 def cell(table: tables.Table, row: str, column: str) -> tables.Cell:
@@ -25,7 +24,7 @@ def test_the_table_of_a_run_holds_ts_fin_and_chance_of_both_regimes(run) -> None
 
 
 def test_means_and_deviations_are_over_the_seeds(grid) -> None:
-    summary = of_comparison(grid)[0]
+    summary = tables.every(grid)[0]
     values = [run["task_aware"]["avg_ts"] for run in grid if run["method"] == "fedavg"]
     found = cell(summary, "fedavg", "aware @TS")
     assert found.value == pytest.approx(statistics.mean(values))
@@ -36,7 +35,7 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_error_of_methods_that_s
     grid,
 ) -> None:
     grid[-1]["task_aware"]["avg_ts"] = 1000.0
-    summary = of_comparison(grid)[0]
+    summary = tables.every(grid)[0]
     column = {row.name: cell(summary, row.name, "aware @TS") for row in summary.rows[:-1]}
     assert not column["fcil [200]"].best
     rivals = {name: found for name, found in column.items() if "[" not in name}
@@ -51,7 +50,7 @@ def test_who_prints_the_same_number_shares_the_crown(grid) -> None:
         run["task_aware"]["avg_ts"] = {"fedbnn": 90.02, "fedavg": 89.96, "fcil": 95.0}[
             run["method"]
         ]
-    summary = comparison_tables.averages(grid)
+    summary = tables.averages(grid)
     assert [row.name for row in summary.rows if row.cells[0].best] == ["fedbnn", "fedavg"]
 
 
@@ -62,13 +61,13 @@ def test_a_bound_wins_nothing(grid) -> None:
     for run in bound:
         if run["method"] == "fedavg":
             run["task_aware"]["avg_ts"] = 2000.0
-    summary = of_comparison(bound)[0]
+    summary = tables.every(bound)[0]
     assert not cell(summary, "fedavg", "aware @TS").best
     assert "bounds" in summary.notes[0]
 
 
 def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
-    paired = of_comparison(list(reversed(grid)))[1]
+    paired = tables.every(list(reversed(grid)))[1]
     by_key = {(run["method"], run["seed"]): run["class_agnostic"]["avg_fin"] for run in grid}
     differences = [by_key["fedbnn", seed] - by_key["fedavg", seed] for seed in range(3)]
     found = cell(paired, "fedbnn − fedavg", "agnostic @Fin")
@@ -79,17 +78,17 @@ def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
 def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_costs(grid) -> None:
     worse = {name: {**grid[0][name], "avg_fin": 1.0} for name in ("task_aware", "class_agnostic")}
     both = [{**grid[0], "linear": {**worse, "fon": grid[0]["fon"], "novelty": None}}, *grid[1:]]
-    made = of_comparison(both)
+    made = tables.every(both)
     name = f"{grid[0]['method']}, linear rows"
     assert cell(made[0], name, "aware @Fin").value == 1.0
     assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(
-        of_comparison(grid)[0], grid[0]["method"], "aware @Fin"
+        tables.every(grid)[0], grid[0]["method"], "aware @Fin"
     )
-    assert made[-1] == of_comparison(grid)[-1]
+    assert made[-1] == tables.every(grid)[-1]
 
 
 def test_the_main_tables_are_the_accuracies_and_the_others_come_after_them(grid) -> None:
-    main = comparison_tables.main([{**run, "scenario": "small_ti"} for run in grid])
+    main = tables.main([{**run, "scenario": "small_ti"} for run in grid])
     assert [table.title.removesuffix(", in percent") for table in main] == [
         "Averages over the tasks",
         "Paired differences against fedbnn",
@@ -100,13 +99,13 @@ def test_the_main_tables_are_the_accuracies_and_the_others_come_after_them(grid)
         "class-agnostic accuracy @TS",
         "class-agnostic accuracy @Fin",
     ]
-    made = of_comparison(grid)
-    assert made[: len(main) - 2] == comparison_tables.main(grid)
-    assert made[0] == comparison_tables.averages(grid)
+    made = tables.every(grid)
+    assert made[: len(main) - 2] == tables.main(grid)
+    assert made[0] == tables.averages(grid)
 
 
 def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> None:
-    table = next(one for one in of_comparison(grid) if one.title.startswith("Focus-on-Now"))
+    table = next(one for one in tables.every(grid) if one.title.startswith("Focus-on-Now"))
     mine = [
         [value for value in run["fon"]["task_aware"] if value is not None]
         for run in grid
@@ -117,18 +116,18 @@ def test_focus_on_now_is_averaged_over_the_rounds_that_were_evaluated(grid) -> N
 
 
 def test_a_seed_without_its_partner_is_not_compared(grid) -> None:
-    paired = of_comparison(
+    paired = tables.every(
         [run for run in grid if (run["method"], run["seed"]) not in {("fedbnn", 0), ("fedbnn", 1)}]
     )[1]
     assert cell(paired, "fedbnn − fedavg", "aware @TS").spread is None
-    assert not [table for table in of_comparison(grid[3:]) if table.title.startswith("Paired")]
+    assert not [table for table in tables.every(grid[3:]) if table.title.startswith("Paired")]
 
 
 def test_missing_numbers_are_dashes_and_never_best(grid) -> None:
     for run in grid:
         run["task_aware"]["avg_fin"] = None
         run["novelty"] = None
-    summary = of_comparison(grid)[0]
+    summary = tables.every(grid)[0]
     found = cell(summary, "fedbnn", "aware @Fin")
     assert found.text() == "–"
     assert not found.best
@@ -141,8 +140,8 @@ def test_a_small_negative_difference_is_not_minus_zero() -> None:
 
 def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None:
     written = io.StringIO()
-    for table in of_comparison(grid):
-        Console(file=written, width=80).print(table_formats.terminal(table))
+    for table in tables.every(grid):
+        Console(file=written, width=80).print(formats.terminal(table))
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in written.getvalue()
@@ -151,8 +150,8 @@ def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None
 
 
 def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
-    summary = of_comparison(grid)[0]
-    text = table_formats.markdown(summary)
+    summary = tables.every(grid)[0]
+    text = formats.markdown(summary)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert len(rows) == 2 + len(summary.rows)
@@ -164,7 +163,7 @@ def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
 def test_latex_escapes_and_balances(grid) -> None:
     for run in grid:
         run["method"] = run["method"] + "_x&50%"
-    text = table_formats.latex(of_comparison(grid, reference="fedbnn_x&50%")[0])
+    text = formats.latex(tables.every(grid, reference="fedbnn_x&50%")[0])
     assert r"fedavg\_x\&50\%" in text
     assert text.count(r"\begin{tabular}{lrrrrrr}") == text.count(r"\end{tabular}") == 1
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -172,8 +171,8 @@ def test_latex_escapes_and_balances(grid) -> None:
 
 
 def test_csv_has_every_number_unrounded(grid) -> None:
-    made = of_comparison(grid)
-    rows = list(csv.DictReader(io.StringIO(table_formats.comma_separated(made))))
+    made = tables.every(grid)
+    rows = list(csv.DictReader(io.StringIO(formats.comma_separated(made))))
     assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
     mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
     assert float(mine["value"]) == cell(made[0], "fedbnn", "aware @TS").value

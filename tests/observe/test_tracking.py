@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.storage import records
-from fedbnn.tracking.tracking import Track, Tracker
+from fedbnn.tracking.wandb import Track, Tracker
 
 wandb = pytest.importorskip("wandb")
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -103,7 +103,7 @@ def test_an_offline_run_has_each_round_once_with_the_round_as_axis(run_dir, line
     said: list[str] = []
     tracker = started(run_dir, Track("offline"), said)
     for line in lines:
-        tracker.round(line)
+        tracker.round_done(line)
     tracker.finish(run, [])
     [(description, history)] = mirrored(run_dir)
     assert description["group"] == "quickstart"
@@ -126,11 +126,11 @@ def test_a_resumed_run_keeps_its_id_and_sends_no_round_twice(run_dir, lines, run
     said: list[str] = []
     first = started(run_dir, Track("offline"), said)
     for line in lines[:6]:
-        first.round(line)
+        first.round_done(line)
     first.close()
     second = started(run_dir, Track("offline"), said, 5, lines[4])
     for line in lines[5:]:
-        second.round(line)
+        second.round_done(line)
     second.finish(run, [])
     runs = mirrored(run_dir)
     assert len({description["id"] for description, _ in runs}) == 1
@@ -159,10 +159,10 @@ def test_figures_are_handed_over_at_the_end(run_dir, lines, run, tmp_path) -> No
 SCRIPT = """
 import sys
 from pathlib import Path
-from fedbnn.tracking.tracking import Track, Tracker
+from fedbnn.tracking.wandb import Track, Tracker
 tracker = Tracker(Track(patience=3.0), Path(sys.argv[1]), print)
 tracker.start({}, "group", "name", 0, None)
-tracker.round({"round": 1})
+tracker.round_done({"round": 1})
 tracker.finish({"a": 1}, [])
 """
 
@@ -203,7 +203,7 @@ def test_an_unreachable_server_leaves_an_offline_run_and_the_key_nowhere(
 def test_off_opens_nothing(run_dir, lines) -> None:
     for wish in ("off", False):
         tracker = started(run_dir, Track(wish), [])
-        tracker.round(lines[0])
+        tracker.round_done(lines[0])
         tracker.finish({}, [])
     assert not (run_dir / "wandb").exists()
 
@@ -213,7 +213,7 @@ def test_wandb_not_installed_is_said_once(run_dir, lines, run, monkeypatch) -> N
     said: list[str] = []
     tracker = started(run_dir, Track("offline"), said)
     for line in lines:
-        tracker.round(line)
+        tracker.round_done(line)
     tracker.finish(run, [])
     assert len(said) == 1
     assert "ModuleNotFoundError" in said[0]
@@ -226,7 +226,7 @@ def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(
 ) -> None:
     said: list[str] = []
     tracker = started(run_dir, Track("offline"), said)
-    handle = tracker.mirror._run
+    handle = tracker._run
     assert handle is not None
 
     def fail(*_: object) -> None:
@@ -234,13 +234,39 @@ def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(
 
     monkeypatch.setattr(type(handle), "log", fail)
     for line in lines:
-        tracker.round(line)
+        tracker.round_done(line)
     handle.finish()
     tracker.finish(run, [])
     assert [text for text in said[1:] if "stopped following" in text] == said[1:]
     assert len(said) == 2
     assert KEY not in said[1]
     assert len(records.read(run_dir)) == 12
+
+
+def test_the_log_names_every_client_that_did_not_count_or_counted_less(
+    run_dir, lines, caplog
+) -> None:
+    tracker = started(run_dir, Track("off"), [])
+    with caplog.at_level("INFO", logger="fedbnn"):
+        for line in lines:
+            tracker.round_done(line)
+    assert "round 1: 3 clients, 300 images" in caplog.text
+    assert "round 5: client 4 failed: diverged" in caplog.text
+    assert "round 7: client 7 refused: influence" in caplog.text
+    assert "round 9: client 1 trust: 0.25" in caplog.text
+
+
+def test_nothing_but_errors_of_wandb_is_forgiven(run_dir, lines, monkeypatch) -> None:
+    tracker = started(run_dir, Track("offline"), [])
+    handle = tracker._run
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(handle), "log", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tracker.round_done(lines[0])
+    handle.finish()
 
 
 def test_nested_records_become_flat_names() -> None:

@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict
         return experiment.run(compose(parse(argv), folder / "-".join((name, *more))))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(report, "write_run", lambda folder: SimpleNamespace(figures=[]))
+        patched.setattr(report, "write", lambda *_: SimpleNamespace(figures=[]))
         yield start
 
 

@@ -10,38 +10,15 @@ from rich.text import Text
 
 from fedbnn.report.tables import Cell, Table
 
-LATEX = str.maketrans(
-    {
-        "_": r"\_",
-        "%": r"\%",
-        "&": r"\&",
-        "#": r"\#",
-        "$": r"\$",
-        "–": "--",
-        "−": "$-$",
-        "±": r"$\pm$",
-    }
-)
-LATEX |= str.maketrans(
-    {
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "\\": r"\textbackslash{}",
-    }
-)
+SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}
+SAID |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX = str.maketrans({letter: rf"\{letter}" for letter in "_%&#${}"} | SAID)
 
 
 def terminal(table: Table) -> RichTable:
-    """For a terminal of any width: nothing is cut off, and the best have a star where there is no colour."""
-    drawn = RichTable(
-        title=Text(table.title, "bold"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    """For a terminal of any width: nothing is cut off, and the best have a star besides colour."""
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    drawn.title, drawn.title_justify = Text(table.title, "bold"), "left"
     drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
     drawn.add_column(table.heads[0], overflow="fold")
     for head in table.heads[1:]:
@@ -49,29 +26,23 @@ def terminal(table: Table) -> RichTable:
     for row in table.rows:
         last_task = row is table.rows[-1] and row.name == "average"
         style = "dim" if row.quiet else "bold" if last_task else ""
-        drawn.add_row(
-            Text(row.name),
-            *(Text(_starred(cell), "bold green" if cell.best else "") for cell in row.cells),
-            style=style,
-        )
+        drawn.add_row(Text(row.name), *map(_terminal_cell, row.cells), style=style)
     return drawn
 
 
-def _starred(cell: Cell) -> str:
+def _terminal_cell(cell: Cell) -> Text:
     text = cell.text("±")
-    return f"*{text}" if cell.best else text
+    return Text(f"*{text}", "bold green") if cell.best else Text(text)
 
 
 def markdown(table: Table) -> str:
     """A pipe table under its title; the best in bold."""
     lines = [table.heads, ("---", *("---:" for _ in table.heads[1:]))]
-    lines += [
-        (row.name, *(f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells))
-        for row in table.rows
-    ]
-    body = "\n".join(
-        "| " + " | ".join(part.replace("|", r"\|") for part in line) + " |" for line in lines
-    )
+    for row in table.rows:
+        texts = (f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells)
+        lines.append((row.name, *texts))
+    safe = [[part.replace("|", r"\|") for part in line] for line in lines]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in safe)
     notes = "".join(f"\n{note}.  " for note in table.notes)
     return f"**{table.title}**\n\n{body}\n{notes}\n"
 
@@ -79,21 +50,22 @@ def markdown(table: Table) -> str:
 def latex(table: Table) -> str:
     """A booktabs table; needs `\\usepackage{booktabs}`."""
     lines = [[_escape(row.name), *map(_latex_cell, row.cells)] for row in table.rows]
-    body = [
-        " & ".join(map(_escape, table.heads)) + r" \\",
-        r"\midrule",
-        *(" & ".join(line) + r" \\" for line in lines),
-    ]
-    columns = "l" + "r" * (len(table.heads) - 1)
     caption = _escape(". ".join([table.title, *table.notes]))
-    top = [
+    columns = "l" + "r" * (len(table.heads) - 1)
+    written = [
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{caption}.}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
+        " & ".join(map(_escape, table.heads)) + r" \\",
+        r"\midrule",
+        *(" & ".join(line) + r" \\" for line in lines),
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
     ]
-    return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+    return "\n".join(written) + "\n"
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -113,12 +85,5 @@ def comma_separated(tables: Sequence[Table]) -> str:
     for table in tables:
         for row in table.rows:
             for head, cell in zip(table.heads[1:], row.cells, strict=True):
-                writer.writerow(
-                    (
-                        table.title,
-                        row.name,
-                        head,
-                        *("" if part is None else part for part in (cell.value, cell.spread)),
-                    )
-                )
+                writer.writerow((table.title, row.name, head, cell.value, cell.spread))
     return written.getvalue()

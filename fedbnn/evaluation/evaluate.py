@@ -1,0 +1,239 @@
+"""How good the model is after a round: two regimes, always both, from one forward pass an image.
+
+`task_aware` normalises over the classifier rows of the tested task only, `class_agnostic` over all
+rows there are. Where the rows stay on the clients, each client is tested on the classes it knows,
+then the mean is taken.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+from torch import Tensor
+
+from fedbnn.evaluation import metrics
+from fedbnn.images import ImageSet
+from fedbnn.seeds import generator
+from fedbnn.state import State
+from fedbnn.stream import Stream, Task
+
+REGIMES = ("task_aware", "class_agnostic")
+UNCERTAINTIES = ("entropy", "mutual_information")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How often, and on how many images, the global model is evaluated; at task ends always on all.
+
+    Args:
+        every: rounds between two Focus-on-Now evaluations; 0: only at task ends and the last round.
+        images: most images of one Focus-on-Now test set; null means all.
+        tasks_every: rounds between evaluations on full test sets, besides task ends; null: none.
+        novelty_images: most images of each task not begun yet, to see whether they look strange.
+        batch_size: images whose scores are held in memory at once.
+        samples: weight samples S of a Bayesian model.
+        both_heads: with `head: gaussian`, also test the linear rows: what the head gives.
+    """
+
+    every: NonNegativeInt = 1
+    images: PositiveInt | None = 1000
+    tasks_every: PositiveInt | None = None
+    novelty_images: NonNegativeInt = 500
+    batch_size: PositiveInt = 500
+    samples: PositiveInt = 8
+    both_heads: bool = False
+
+    def full(self, round: int, stream: Stream) -> bool:
+        """Whether this round is evaluated on the full test sets."""
+        return _due(round, self.tasks_every, stream)
+
+    def now(self, round: int, stream: Stream) -> bool:
+        """Whether this round has a Focus-on-Now value."""
+        return _due(round, self.every, stream)
+
+
+def _due(round: int, every: int | None, stream: Stream) -> bool:
+    often = bool(every) and round % (every or 1) == 0
+    return often or round == stream.rounds or round in stream.task_ends()
+
+
+class Scorer(Protocol):
+    """A model as evaluation sees it; its S weight samples stay the same between calls."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that have a trained row, in the order of the columns."""
+        ...
+
+    def scores(self, images: ImageSet) -> Tensor:
+        """Log-scores (S, n, C): a softmax over some columns gives each sample's probabilities."""
+        ...
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of n images: mean probabilities and labels as their columns in both regimes; uncertainty."""
+
+    task_aware: Tensor
+    task_labels: Tensor
+    class_agnostic: Tensor
+    labels: Tensor
+    entropy: Tensor
+    mutual_information: Tensor
+
+    def regime(self, name: str) -> tuple[Tensor, Tensor]:
+        """Probabilities and labels of one regime."""
+        aware = name == "task_aware"
+        return (self.task_aware, self.task_labels) if aware else (self.class_agnostic, self.labels)
+
+
+def predict(model: Scorer, images: ImageSet, task: Task, batch_size: int) -> Predictions:
+    """Predict images of one task; the scores of `batch_size` images are in memory at a time."""
+    chunks = torch.split(torch.arange(len(images)), batch_size)
+    parts = [_predict_chunk(model, images.subset(chunk), task) for chunk in chunks]
+    return Predictions(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _predict_chunk(model: Scorer, images: ImageSet, task: Task) -> tuple[Tensor, ...]:
+    """The columns of `Predictions`: probabilities are averaged over the samples, never scores."""
+    own = [column for column, name in enumerate(model.classes) if name in task.classes]
+    scores = model.scores(images).float().cpu()
+    aware, sampled = scores[..., own].softmax(-1).mean(0), scores.softmax(-1)
+    mean, labels = sampled.mean(0), _as_columns(images, model.classes)
+    task_labels = _as_columns(images, [model.classes[column] for column in own])
+    uncertainty = metrics.entropy(mean), metrics.mutual_information(sampled)
+    return aware, task_labels, mean, labels, *uncertainty
+
+
+def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:
+    """The column of each image's class, -1 for classes without one."""
+    place = {name: column for column, name in enumerate(columns)}
+    return torch.tensor([place.get(name, -1) for name in images.classes])[images.labels.cpu()]
+
+
+def evaluate_round(
+    model: Scorer, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
+) -> dict[str, Any]:
+    """The evaluated part of a round's record: fon, tasks, novelty, diagnostics, seen_classes.
+
+    With `known_only` the test sets hold only the classes that the model has rows for.
+    """
+    this = _Round(model, stream, round, settings, known_only)
+    with torch.inference_mode():
+        fon = this.focus_on_now() if settings.now(round, stream) else None
+        full = this.full() if settings.full(round, stream) else {}
+    nothing = {"tasks": [None] * len(stream.tasks), "novelty": None, "diagnostics": None}
+    return {"fon": fon, **nothing, **full, "seen_classes": len(model.classes)}
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One evaluation: which model, on what, and how."""
+
+    model: Scorer
+    stream: Stream
+    round: int
+    settings: Evaluation
+    known_only: bool
+
+    def focus_on_now(self) -> dict[str, float] | None:
+        """Accuracy on the current mixture; an image is tested in the first task with its class."""
+        images = self._tested(self.stream.test_now(self.round, self.settings.images))
+        left, right = torch.ones(len(images), dtype=torch.bool), dict.fromkeys(REGIMES, 0.0)
+        for task, share in zip(self.stream.tasks, self.stream.shares(self.round), strict=True):
+            mine = left & _has_class(images, task.classes) & (share > 0)
+            left = left & ~mine
+            if found := self._predict(images.subset(mine.nonzero().flatten()), task):
+                for name in REGIMES:
+                    right[name] += metrics.quality(*found.regime(name)).accuracy * int(mine.sum())
+        return {name: total / len(images) for name, total in right.items()} if len(images) else None
+
+    def full(self) -> dict[str, Any]:
+        """Every task begun, on its full test set; and whether classes never seen look strange."""
+        started = begun(self.stream, self.round)
+        tests = [self._test(number, was) for number, was in enumerate(started)]
+        found = list(map(self._predict, tests, self.stream.tasks))
+        known = [one if was else None for one, was in zip(found, started, strict=True)]
+        seen, everything = ([one for one in part if one] for part in (known, found))
+        split = {name: _by_seen(everything, name) for name in UNCERTAINTIES}
+        areas = {name: metrics.unseen_auroc(*parts) for name, parts in split.items()}
+        bins = {name: metrics.reliability([one.regime(name) for one in seen]) for name in REGIMES}
+        spread = {name: metrics.histograms(*parts) for name, parts in split.items()}
+        return {
+            "tasks": [_task_line(one) if one else None for one in known],
+            "novelty": areas if areas["entropy"] is not None else None,
+            "diagnostics": {"reliability": bins, "uncertainty": spread},
+        }
+
+    def _test(self, task: int, started: bool) -> ImageSet:
+        """All test images of a task; of one not begun yet some, the same in every round and run."""
+        images = self._tested(self.stream.test(task))
+        if started:
+            return images
+        mixed = torch.randperm(len(images), generator=generator(0, "novelty", task))
+        return images.subset(mixed[: self.settings.novelty_images])
+
+    def _tested(self, images: ImageSet) -> ImageSet:
+        if not self.known_only:
+            return images
+        return images.subset(_has_class(images, self.model.classes).nonzero().flatten())
+
+    def _predict(self, images: ImageSet, task: Task) -> Predictions | None:
+        """Predictions, if there are any images."""
+        size = self.settings.batch_size
+        return predict(self.model, images, task, size) if len(images) else None
+
+
+def begun(stream: Stream, round: int) -> list[bool]:
+    """For each task, whether any round up to this one had a share of it."""
+    shares = [stream.shares(earlier) for earlier in range(1, round + 1)]
+    return [any(share > 0 for share in column) for column in zip(*shares, strict=True)]
+
+
+def _has_class(images: ImageSet, classes: Sequence[str]) -> Tensor:
+    """For each image, whether its class is one of these."""
+    return torch.tensor([name in classes for name in images.classes])[images.labels]
+
+
+def _by_seen(predictions: Sequence[Predictions], uncertainty: str) -> tuple[Tensor, Tensor]:
+    """One uncertainty of all images: of seen classes, and of classes without a row."""
+    values = torch.cat([getattr(one, uncertainty) for one in predictions])
+    seen = torch.cat([one.labels for one in predictions]) >= 0
+    return values[seen], values[~seen]
+
+
+def _task_line(predictions: Predictions) -> dict[str, Any]:
+    """One entry of `tasks` in the record."""
+    regimes = {name: predictions.regime(name) for name in REGIMES}
+    found = {name: asdict(metrics.quality(*regime)) for name, regime in regimes.items()}
+    chance = {name: metrics.chance(true, odds.shape[1]) for name, (odds, true) in regimes.items()}
+    return {"images": len(predictions.labels), **found, "chance": chance}
+
+
+def evaluate_clients(
+    models: Sequence[Scorer], stream: Stream, round: int, settings: Evaluation
+) -> dict[str, Any]:
+    """Each client's model on the classes it knows: the mean of every number they have."""
+    found = [evaluate_round(one, stream, round, settings, known_only=True) for one in models]
+    mean: dict[str, Any] = _mean(found)
+    return mean
+
+
+def with_prototypes(state: State, own: State) -> State:
+    """The global backbone with one client's own prototypes."""
+    return State({**state.tensors, **own.tensors}, own.classes)
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Numbers become their mean, tables and lists are taken apart; what nobody has stays None."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    first = present[0]
+    if isinstance(first, Mapping):
+        return {key: _mean([value[key] for value in present]) for key in first}
+    if isinstance(first, list):
+        return [_mean(list(parts)) for parts in zip(*present, strict=True)]
+    return sum(present) / len(present)

@@ -1,0 +1,103 @@
+"""How all figures look: one palette that colour-blind readers can tell apart, thin grids, no state.
+
+Figures are saved as PNG; in a page they stand as SVG whose ink follows the page's own text colour,
+in light and dark.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+BLUE, VERMILION, GREEN, PURPLE = PALETTE[:4]
+MARKERS = "osD^vPX"
+LINES = ("-", "--", "-.", ":")
+REGIME_COLOURS = {"task_aware": BLUE, "class_agnostic": VERMILION}
+INK, FAINT = "#1b1f23", "#8b949e"
+SHEET = Path(__file__).with_name("house.mplstyle")
+
+
+@contextmanager
+def house() -> Iterator[None]:
+    """Draw in the house style and leave matplotlib as it was; a missing letter is no warning."""
+    with mpl.rc_context(fname=SHEET), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def short(name: str, most: int = 18) -> str:
+    """The name, cut where it would crowd out the figure."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def canvas(width: float, height: float) -> Figure:
+    """An empty figure whose parts make room for each other."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def colours(count: int) -> list[str]:
+    """A colour for each of so many things; beyond the palette a scale from dark to light."""
+    if count <= len(PALETTE):
+        return list(PALETTE[:count])
+    return [to_hex(mpl.colormaps["cividis"](place / (count - 1))) for place in range(count)]
+
+
+def line_style(place: int) -> dict[str, Any]:
+    """Colour, marks and dashes of the n-th line: beyond the palette, lines still differ."""
+    turn, number = divmod(place, len(PALETTE))
+    return {"color": PALETTE[number], "marker": MARKERS[number], "linestyle": LINES[turn % 4]}
+
+
+def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
+    """A y axis in percent, up to a little above the highest value in it and those that share it."""
+    together = axes.get_shared_y_axes().get_siblings(axes)
+    highest = max((float(one.dataLim.y1) for one in together if one.has_data()), default=100.0)
+    top = min(102.0, max(10.0, 1.15 * highest))
+    axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, top))
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of these axes under the whole figure, where it covers nothing."""
+    named = axes.get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+
+
+def settled(figure: Figure) -> Figure:
+    """The figure, laid out once for all formats."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+    return figure
+
+
+def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
+    """Write each figure as `directory/name.png`; the paths in the same order."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [directory / f"{name}.png" for name in figures]
+    with house():
+        for path, figure in zip(paths, figures.values(), strict=True):
+            figure.savefig(path, dpi=150, facecolor="white")
+    return paths
+
+
+def inline_svg(figure: Figure, name: str) -> str:
+    """The figure as an SVG element for a page, with a name for people who do not see it."""
+    written = io.StringIO()
+    with house():
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    text = written.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    parts = r"figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|legend"
+    text = re.sub(rf'\bid="({parts})[^"]*"', "", text)
+    text = re.sub(r' (width|height)="[0-9.]+pt"', "", text, count=2).replace(INK, "currentColor")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)

@@ -1,0 +1,150 @@
+"""What a run, a comparison or a sweep says in plain words."""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import mean, stdev
+
+from fedbnn.evaluation.evaluate import REGIMES
+from fedbnn.report.tables import REFERENCE, Cell, Results, Varied, by_method, competes
+
+MEASURE = "What follows is accuracy at the end, when the task is not told."
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Two-sided 95 % quantiles of Student's t, from one degree of freedom on."""
+
+
+def summary(runs: Sequence[Results], reference: str, sweep: Varied | None = None) -> str:
+    """A few sentences about these runs."""
+    if sweep:
+        return of_sweep(sweep.key, sweep.points(runs))
+    return of_run(runs[0]) if len(runs) == 1 else of_comparison(runs, reference)
+
+
+def of_run(run: Results) -> str:
+    """What was learned, how far above chance, what was lost, who did not count."""
+    method, done, rounds = run["method"], run["rounds_done"], run["rounds"]
+    if done < rounds or run["task_aware"]["avg_fin"] is None:
+        last = "the final numbers come with the last one"
+        return f"{method} has done {done} of {rounds} rounds; {last}."
+    ends = [(run[one]["avg_fin"], run["chance"][one]["avg_fin"]) for one in REGIMES]
+    told, free = (f"{right:.1f} % of the images (chance: {odds:.1f} %)" for right, odds in ends)
+    sentences = [
+        f"{method} met {_count(len(run['task_names']), 'task')} in {_count(done, 'round')}.",
+        f"At the end it is right about {told} when it is told the task, "
+        f"and about {free} when it must choose among all classes seen.",
+        _lost(run),
+        incidents(run),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _lost(run: Results) -> str:
+    """Forgetting in both regimes, if there was anything to forget."""
+    told, free = (run[regime]["forgetting"] for regime in REGIMES)
+    if told is None or free is None:
+        return ""
+    lost = f"{told:.1f} points of the earlier tasks when told the task, {free:.1f} when not"
+    return f"On the way it lost {lost}."
+
+
+def incidents(run: Results) -> str:
+    """How many updates did not count, and how many counted less; nothing if all counted."""
+    words = {"refused": "update refused", "failed": "client without an answer"}
+    missing = [_count(len(run[kind]), said) for kind, said in words.items() if run[kind]]
+    less = [_count(len(run["down_weighted"]), "update")] if run["down_weighted"] else []
+    said = {"Not counted": missing, "Counted with less weight": less}
+    return " ".join(f"{how}: {' and '.join(some)}." for how, some in said.items() if some)
+
+
+def _count(number: int, words: str) -> str:
+    """The number, and the words with the first in the plural unless it is one."""
+    first, *rest = words.split(" ")
+    return " ".join([f"{number} {first}" if number == 1 else f"{number} {first}s", *rest])
+
+
+def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> str:
+    """Who ends highest when the task is not told, and how the reference stands against each."""
+    grouped = by_method(runs)
+    counted = f"{_count(len(grouped), 'method')}, {_count(len(runs), 'run')}"
+    ended = _ends(grouped)
+    if not ended:
+        return f"{counted}; none has reached its last round yet."
+    rivals = {method: value for method, value in ended.items() if competes(grouped[method][0])}
+    apart = [_apart(grouped[one][0], ended[one]) for one in ended if one not in rivals]
+    partners = [method for method in ended if method != reference and reference in ended]
+    against = [_against(reference, method, grouped) for method in partners]
+    return " ".join(filter(None, [f"{counted}. {MEASURE}", _highest(rivals), *apart, *against]))
+
+
+def _finals(runs: Sequence[Results]) -> dict[int, float]:
+    """Class-agnostic accuracy at the end, by seed."""
+    found = {run["seed"]: run["class_agnostic"]["avg_fin"] for run in runs}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _ends(groups: Mapping[str, Sequence[Results]]) -> dict[str, float]:
+    """The mean over the seeds of each group of runs that has come to its end."""
+    finals = {name: _finals(runs) for name, runs in groups.items()}
+    return {name: mean(by_seed.values()) for name, by_seed in finals.items() if by_seed}
+
+
+def _highest(rivals: Mapping[str, float]) -> str:
+    """The best of those that compete."""
+    if not rivals:
+        return ""
+    winner = max(rivals, key=lambda method: rivals[method])
+    return f"{winner} ends {'highest, ' if len(rivals) > 1 else ''}at {rivals[winner]:.1f} %."
+
+
+def _apart(run: Results, value: float) -> str:
+    """A method that does not compete, as what it is."""
+    ends = f"ends at {value:.1f} %"
+    if run["replay_images"]:
+        return f"{run['method']} {ends} with the help of {run['replay_images']} stored images."
+    kind, _, meaning = run["notes"]["bound"].partition(": ")
+    return f"The {kind} bound {run['method']}{f' ({meaning})' if meaning else ''} {ends}."
+
+
+def _against(reference: str, other: str, grouped: Mapping[str, Sequence[Results]]) -> str:
+    """One paired difference, with a word of doubt unless it is clear."""
+    own, theirs = _finals(grouped[reference]), _finals(grouped[other])
+    differences = [own[seed] - theirs[seed] for seed in sorted(own.keys() & theirs.keys())]
+    if not differences:
+        return ""
+    size = Cell(abs(mean(differences))).text()
+    if float(size) == 0:
+        return f"{reference} and {other} end level."
+    doubt = "" if clear(differences) else ", which is within the noise of the seeds"
+    doubt = doubt if len(differences) > 1 else " (one seed)"
+    word = "above" if mean(differences) > 0 else "below"
+    return f"{reference} is {size} points {word} {other}{doubt}."
+
+
+def clear(differences: Sequence[float]) -> bool:
+    """Whether 0 lies outside the 95 % interval of Student: |mean| > t(n - 1) s / sqrt(n).
+
+    One pair is never clear. Beyond the table its last quantile is used, which is a little strict.
+    """
+    pairs = len(differences)
+    if pairs < 2:
+        return False
+    quantile = STUDENT[min(pairs - 1, len(STUDENT)) - 1]
+    return abs(mean(differences)) > quantile * stdev(differences) / sqrt(pairs)
+
+
+def of_sweep(key: str, points: Mapping[str, Sequence[Results]]) -> str:
+    """What each method makes of the values of one setting, when the task is not told."""
+    first = f"{key} takes {_count(len(points), 'value')}: {', '.join(points)}. {MEASURE}"
+    methods = dict.fromkeys(run["method"] for runs in points.values() for run in runs)
+    return " ".join(filter(None, [first, *(_range(method, points) for method in methods)]))
+
+
+def _range(method: str, points: Mapping[str, Sequence[Results]]) -> str:
+    """Where a method ends lowest and highest, and at which values."""
+    ended = _ends({value: by_method(runs).get(method, []) for value, runs in points.items()})
+    if not ended:
+        return ""
+    low, high = (choose(ended, key=lambda value: ended[value]) for choose in (min, max))
+    if ended[low] == ended[high]:
+        return f"{method} ends at {ended[low]:.1f} %."
+    ends = f"{ended[low]:.1f} % (at {low}) and {ended[high]:.1f} % (at {high})"
+    return f"{method} ends between {ends}."

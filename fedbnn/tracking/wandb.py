@@ -1,0 +1,211 @@
+"""metrics.jsonl is the truth; Weights & Biases mirrors it if asked. W&B can never stop training.
+
+`wandb.json` in the run directory keeps the id of the W&B run and the last round it was given, so a
+resumed run goes on under the same id and no round is sent twice.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from jsonargparse.typing import PositiveFloat
+
+from fedbnn.storage import records
+from fedbnn.tracking import Watcher
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+Json = Mapping[str, Any]
+Mode = Literal["auto", "online", "offline", "off"]
+DISABLED = ("silent", "disable_git", "x_disable_stats", "x_disable_machine_info")
+QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(DISABLED, True)}
+CURVES = ("fon", "shares", "posterior", "bytes_by_round")
+KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
+"""What an API key looks like; nothing like it is ever shown."""
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Track:
+    """Where a run is followed besides its own files.
+
+    Args:
+        wandb: `auto` is online when logged in, else offline; a bare `off` (false) is understood.
+        project: W&B project.
+        entity: W&B user or team; null means the default of the account.
+        group: W&B group; null is the name of the configuration, or of the comparison's directory.
+        name: name of the W&B run; null is METHOD-SEED, or the name of a compared run's directory.
+        tags: W&B tags.
+        patience: seconds to wait for the W&B server at the start and at the end of a run.
+    """
+
+    wandb: Mode | bool = "auto"
+    project: str = "fedbnn"
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+    patience: PositiveFloat = 30.0
+
+    @property
+    def mode(self) -> Mode:
+        """The wish in one word."""
+        if isinstance(self.wandb, bool):
+            return "auto" if self.wandb else "off"
+        return self.wandb
+
+
+class Tracker(Watcher):
+    """The records of one run: every round to metrics.jsonl and log.txt, then to W&B."""
+
+    def __init__(self, track: Track, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._track, self._run_dir, self._say = track, run_dir, say
+        self._run: Run | None = None
+        self._file = run_dir / "wandb.json"
+        kept = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._id: str = kept.get("id") or secrets.token_hex(4)
+        self._sent: int = kept.get("last", 0)
+
+    def start(
+        self, config: Json, group: str, name: str, committed: int, record: Json | None
+    ) -> None:
+        """Begin, or go on after the last committed round, whose line is put back if it was lost.
+
+        The W&B run is called `group` and `name` where the user did not choose.
+        """
+        lines = records.reconcile(self._run_dir, committed, record)
+        group, name = self._track.group or group, self._track.name or name
+        self._open({"config": dict(config), "group": group, "name": name})
+        for line in lines:
+            self._mirror(line)
+
+    def round_done(self, record: Json) -> None:
+        """The line of the round; in the log also each client that did not count, or less."""
+        records.append(self._run_dir, record)
+        number, clients = record["round"], record.get("clients", ())
+        LOG.info("round %d: %d clients, %d images", number, len(clients), record.get("samples", 0))
+        for kind in ("failed", "refused", "trust"):
+            for client, why in (record.get(kind) or {}).items():
+                LOG.warning("round %d: client %s %s: %s", number, client, kind, why)
+        self._mirror(record)
+
+    def finish(self, results: Json, figures: Sequence[Path]) -> None:
+        """Hand over the figures and the numbers of results.json that are not curves, and close."""
+        numbers = {key: value for key, value in results.items() if key not in CURVES}
+        if self._run is not None:
+            with self._forgiving("did not get the figures"):
+                from wandb import Image
+
+                self._run.log({f"figures/{path.stem}": Image(str(path)) for path in figures})
+                self._run.summary.update(records.flat(numbers))
+        self.close()
+
+    def close(self) -> None:
+        """Close the W&B run; what could not be uploaded stays on disk for `wandb sync`."""
+        run, self._run = self._run, None
+        if run is not None:
+            with self._forgiving("did not close"):
+                run.finish()
+
+    def _mirror(self, record: Json) -> None:
+        """Send one round, unless it was sent before.
+
+        It is remembered first: a crash in between loses a point of a curve, and doubles none.
+        """
+        if self._run is not None and record["round"] > self._sent:
+            self._sent = record["round"]
+            records.write_json(self._file, {"id": self._id, "last": self._sent})
+            with self._forgiving("stopped following"):
+                self._run.log(records.flat(record))
+
+    def _open(self, named: Json) -> None:
+        """Online if that is wished and the server answers, else offline.
+
+        A server that answers and refuses does not want the id: it gets another one.
+        """
+        mode, reached = "off", False
+        with self._forgiving("is not used"):
+            mode = _mode(self._track)
+        if mode == "online":
+            with self._forgiving("cannot be reached"):
+                reached = _knock(self._track.patience)
+        if reached:
+            with self._forgiving("did not accept the run"):
+                self._run = self._begin("online", named)
+            if self._run is None:
+                self._id, self._sent = secrets.token_hex(4), 0
+        if mode != "off" and self._run is None:
+            with self._forgiving("is not used"):
+                self._run = self._begin("offline", named)
+                later = f"wandb sync {self._run_dir}/wandb/offline-run-*"
+                self._say(f"W&B is offline; to upload this run later: {later}")
+
+    def _begin(self, mode: Literal["online", "offline"], named: Json) -> "Run":
+        import wandb
+
+        settings, track = _settings(self._track.patience), self._track
+        wandb.termsetup(settings, None)
+        mine: Json = {"id": self._id, "dir": self._run_dir, "settings": settings, **named}
+        whose: Json = {"project": track.project, "entity": track.entity, "tags": track.tags}
+        run = wandb.init(mode=mode, resume="allow", **whose, **mine)
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        return run
+
+    def _forgiving(self, trouble: str) -> ExitStack[bool]:
+        """Whatever W&B raises in here is said in one line, and ends nothing but the mirror."""
+
+        def forgive(_: object, error: BaseException | None, __: object) -> bool:
+            if not isinstance(error, Exception):
+                return False
+            self._run = None
+            why = f"{type(error).__name__}: {KEY.sub('***', ' '.join(str(error).split()))[:200]}"
+            self._say(f"W&B {trouble} ({why}); training goes on, metrics.jsonl has everything")
+            return True
+
+        guard: ExitStack[bool] = ExitStack()
+        guard.push(forgive)
+        return guard
+
+
+def _mode(track: Track) -> str:
+    """`auto` is online only when logged in; W&B's own WANDB_MODE decides before that."""
+    told = os.environ.get("WANDB_MODE", "")
+    if track.mode != "auto":
+        return track.mode
+    if told in ("offline", "dryrun", "disabled"):
+        return "off" if told == "disabled" else "offline"
+    import wandb
+
+    wandb.setup(settings=_settings(track.patience))
+    wandb.termsetup(_settings(track.patience), None)
+    return "online" if wandb.login(prompt=False, verify=False) else "offline"
+
+
+def _knock(patience: float) -> bool:
+    """True when the server takes a connection, or a proxy stands in between; else an OSError."""
+    import wandb
+
+    server = urlsplit(wandb.setup().settings.base_url)
+    if not getproxies():
+        place = server.hostname or "", server.port or 443
+        socket.create_connection(place, timeout=patience).close()
+    return True
+
+
+def _settings(patience: float) -> Any:
+    """Quiet, no capture of the console, no source code, no machine statistics, bounded waiting."""
+    import wandb
+
+    return wandb.Settings(**QUIET, init_timeout=patience, finish_timeout=patience)
