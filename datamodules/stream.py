@@ -239,7 +239,7 @@ class FederatedStream(LightningDataModule):
 
     def at(self, round: int, client: int, batch_size: int = 64) -> ClientData:
         """What one client has in one round, for `Trainer.fit(module, datamodule=stream.at(round, client))`."""
-        return ClientData(self, self._known(round), self._client(client), batch_size)
+        return ClientData(self.train(round, client), batch_size)
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a task, so `Trainer.test(module, datamodule=stream)` tests all of them."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads import triangles
-from fedbnn.heads.places import PlacesExchange
+from fedbnn.heads.gaussian import StatisticsAggregator
 from fedbnn.messages import Update
 from fedbnn.state import State
 
@@ -18,21 +18,21 @@ def statistics(new: Tensor, old: Tensor, labels: Tensor, client: int = 0) -> Upd
     present = labels.unique().tolist()
     before = torch.cat([old, torch.ones(len(old), 1).double()], 1)
     tensors = {
-        "places.sum": torch.stack([new[labels == c].sum(0) for c in present]),
-        "places.moment": triangles.folded(new.T @ new),
-        "places.before": triangles.folded(before.T @ before),
-        "places.cross": before.T @ new,
+        "posteriors.sum": torch.stack([new[labels == c].sum(0) for c in present]),
+        "posteriors.moment": triangles.folded(new.T @ new),
+        "posteriors.before": triangles.folded(before.T @ before),
+        "posteriors.cross": before.T @ new,
     }
     counts = {NAMES[c]: int((labels == c).sum()) for c in present}
     return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
 
 
-def exchange(width: int, **settings: float) -> PlacesExchange:
-    return PlacesExchange(State({}), width, **{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
+def exchange(width: int, **settings: float) -> StatisticsAggregator:
+    return StatisticsAggregator(State({}), width, **{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
 
 
 def folded(
-    state: State, updates: Sequence[Update], settings: PlacesExchange, trust: float = 1.0
+    state: State, updates: Sequence[Update], settings: StatisticsAggregator, trust: float = 1.0
 ) -> State:
     fold = settings.fold(state, "statistics")
     for update in updates:

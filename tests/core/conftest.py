@@ -10,9 +10,9 @@ from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.federation.server import Federation
-from fedbnn.heads import library
+from fedbnn.heads import prototypes
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
 from fedbnn.seeds import address, forked
@@ -65,7 +65,7 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
             backbone = MLP(stream.image_shape, (16,))
         layout = layout_of(backbone, getattr(method, "bayes_norm", True))
         weights, buffers = layout.read(backbone)
-        rows = library.empty(backbone.width) if method.share == "global" else {}
+        rows = prototypes.empty(backbone.width) if method.share == "global" else {}
         work = ClientRunner(stream, backbone, layout, method, local, {}, seed)
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {

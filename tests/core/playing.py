@@ -8,7 +8,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.federation import server
 from fedbnn.federation.engines import Private
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.federation.server import Federation
 from fedbnn.messages import Failure, FitResult
 from fedbnn.state import State

@@ -31,7 +31,7 @@ def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
         "buffers": torch.randn(1, generator=source).double(),
     }
     return State(
-        {**tensors, "rows": rows, "rows.scale": row_scale, "rows.samples": torch.zeros(3).double()},
+        {**tensors, "prototypes": rows, "prototypes.scale": row_scale, "prototypes.samples": torch.zeros(3).double()},
         NAMES,
     )
 
@@ -50,13 +50,13 @@ def update(
         state["backbone"][:latent], state["backbone.scale"]
     )
     own = Gaussian.from_moments(*rows) / Gaussian.from_moments(
-        state["rows"][index], state["rows.scale"][index]
+        state["prototypes"][index], state["prototypes.scale"][index]
     )
     tensors = {
         "backbone.precision": factor.precision,
         "backbone.info": factor.info,
-        "rows.precision": own.precision,
-        "rows.info": own.info,
+        "prototypes.precision": own.precision,
+        "prototypes.info": own.info,
         "points": torch.full((len(state["backbone"]) - latent,), points).double(),
         "buffers": torch.full((1,), points).double(),
     }

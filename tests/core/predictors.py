@@ -9,10 +9,10 @@ from torch import nn
 import fedbnn
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.export import Card, load, save_model
-from fedbnn.heads import library
-from fedbnn.heads.discriminant import Reading
-from fedbnn.heads.places import Places
-from fedbnn.heads.predictor import Predictor
+from fedbnn.heads import prototypes
+from fedbnn.heads.predictive import Reading
+from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State
 
@@ -36,29 +36,29 @@ def state_of(
     """Random rows for three classes of which b was never trained."""
     layout = layout_of(backbone, bayes_norm)
     weights, buffers = layout.read(backbone)
-    state = library.grow(
-        State({"backbone": weights, "buffers": buffers, **library.empty(backbone.width)}),
+    state = prototypes.grow(
+        State({"backbone": weights, "buffers": buffers, **prototypes.empty(backbone.width)}),
         ["a", "b", "c"],
         None,
     )
     state = state.having(
         {
-            "rows": torch.randn(3, backbone.width + 1),
-            "rows.samples": torch.tensor([4.0, 0, 2]).double(),
+            "prototypes": torch.randn(3, backbone.width + 1),
+            "prototypes.samples": torch.tensor([4.0, 0, 2]).double(),
         }
     )
     if bayesian:
         state = state.having(
             {
                 "backbone.scale": 0.3 * layout.initial_scale(1.0),
-                "rows.scale": torch.full((3, backbone.width + 1), 0.2),
+                "prototypes.scale": torch.full((3, backbone.width + 1), 0.2),
             }
         )
     if places:
         width, factor = backbone.width, torch.randn(backbone.width, backbone.width).double()
         mean, count = torch.randn(3, width).double(), torch.tensor([4.0, 0, 2]).double()
         state = state.having(
-            Places(mean, count, factor @ factor.T, torch.tensor([5.0]).double()).tensors()
+            ClassPosteriors(mean, count, factor @ factor.T, torch.tensor([5.0]).double()).tensors()
         )
     return state
 

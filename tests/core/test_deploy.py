@@ -13,7 +13,7 @@ import fedbnn
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.export import CARD, MODEL, load, save_model
-from fedbnn.heads.discriminant import Reading
+from fedbnn.heads.predictive import Reading
 from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS
 from tests.core.predictors import LOOK, SHAPE, card_of, images, predictor, saved, state_of
@@ -40,7 +40,7 @@ def test_a_saved_model_keeps_how_its_classes_are_read(tmp_path: Path) -> None:
         state,
         layout_of(backbone),
     )
-    reading = {"temperature": 2.0, "rows": 0.3, "prior": "frequency"}
+    reading = {"temperature": 2.0, "prototypes": 0.3, "prior": "frequency"}
     expected = (
         predictor(state, backbone, samples=6, seed=1, **reading)
         .scores(images())

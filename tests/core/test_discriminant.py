@@ -9,8 +9,8 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from fedbnn.heads.discriminant import Discriminant, Reading, shrinkage
-from fedbnn.heads.places import Places
+from fedbnn.heads.predictive import Discriminant, Reading, shrinkage
+from fedbnn.heads.gaussian import ClassPosteriors
 from fedbnn.messages import Update
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
@@ -54,7 +54,7 @@ def test_predictions_are_those_of_lda_on_the_pooled_features(
     features, labels = world(7, count + 300, width)
     train, test = (features[:count], labels[:count]), features[count:]
     updates = [statistics(train[0][k::3], train[0][k::3], train[1][k::3], k) for k in range(3)]
-    places = Places.of(folded(State({}, NAMES), updates, exchange(width)), width)
+    places = ClassPosteriors.of(folded(State({}, NAMES), updates, exchange(width)), width)
     covariance = places.scatter / places.weight
     share = shrinkage(covariance, float(places.weight))
     reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=share, priors=[1 / 3] * 3).fit(
@@ -66,7 +66,7 @@ def test_predictions_are_those_of_lda_on_the_pooled_features(
 
 def test_many_degrees_of_freedom_give_the_gaussian_scores() -> None:
     features, labels = world(8, 3000)
-    places = Places.of(
+    places = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
     ours = Discriminant.of(places, torch.arange(3)).scores(features[:50]).softmax(1).double()
@@ -91,7 +91,7 @@ def test_scores_are_differences_of_student_t_densities() -> None:
         ]
     )
     features, labels = features[keep], labels[keep]
-    places = Places.of(
+    places = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
     covariance, freedom = places.scatter / places.weight, float(places.weight)
@@ -115,7 +115,7 @@ def test_scores_are_differences_of_student_t_densities() -> None:
 
 def test_temperature_divides_the_scores() -> None:
     features, labels = world(10)
-    places = Places.of(
+    places = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
     one, two = (
@@ -125,7 +125,7 @@ def test_temperature_divides_the_scores() -> None:
     torch.testing.assert_close(one, 2 * two)
 
 
-def uneven() -> tuple[Tensor, Tensor, Places]:
+def uneven() -> tuple[Tensor, Tensor, ClassPosteriors]:
     """Classes of 90, 30 and 6 images that overlap, and where they lie."""
     features, labels = world(11, 900)
     keep = torch.cat(
@@ -135,7 +135,7 @@ def uneven() -> tuple[Tensor, Tensor, Places]:
     return (
         features,
         labels,
-        Places.of(
+        ClassPosteriors.of(
             folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
         ),
     )
@@ -173,8 +173,8 @@ def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None
     assert (ours == 2).sum() < (alike == 2).sum()
 
 
-def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[Places, Tensor]:
-    """Places from features as they are sent: sums in float32 of rectified features, some of them always zero."""
+def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[ClassPosteriors, Tensor]:
+    """ClassPosteriors from features as they are sent: sums in float32 of rectified features, some of them always zero."""
     features = torch.relu(torch.randn(images, width) + offset).double()
     features[:, :dead] = 0
     update = statistics(features, features, torch.arange(images) % 3)
@@ -184,7 +184,7 @@ def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[P
         [Update("run", 1, "statistics", 0, "", images, update.counts, sent)],
         exchange(width),
     )
-    return Places.of(state, width), features
+    return ClassPosteriors.of(state, width), features
 
 
 @pytest.mark.parametrize("images", [3, 6, 40])
@@ -204,7 +204,7 @@ def test_features_far_from_zero_lose_nothing_that_matters_to_float32_sums() -> N
 
 def test_one_class_with_one_image_can_be_scored() -> None:
     features = torch.tensor([[1.0, 2.0]]).double()
-    places = Places.of(
+    places = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, torch.tensor([1]))], exchange(2)),
         2,
     )

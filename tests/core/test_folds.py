@@ -48,7 +48,7 @@ def conjugate(
         * likelihood(source, latent) ** server_lr
     )
     rows = (
-        Gaussian.from_moments(state["rows"][index], state["rows.scale"][index])
+        Gaussian.from_moments(state["prototypes"][index], state["prototypes.scale"][index])
         * likelihood(source, len(counts), 3) ** share
     )
     return update(
@@ -193,13 +193,13 @@ def test_rows_are_weighted_by_their_class_not_by_the_client() -> None:
         moments(torch.Generator().manual_seed(1), 3),
         moments(torch.Generator().manual_seed(2), 3),
     )
-    same = state["rows.scale"][:1].clone()
+    same = state["prototypes.scale"][:1].clone()
     backbone = (state["backbone"][:5], state["backbone.scale"])
     many = update(
-        state, backbone, (torch.stack([first, first]), state["rows.scale"][:2]), {"a": 1, "b": 99}
+        state, backbone, (torch.stack([first, first]), state["prototypes.scale"][:2]), {"a": 1, "b": 99}
     )
     few = update(state, backbone, (second[None], same), {"a": 3}, 1)
-    torch.testing.assert_close(folded(state, [many, few])["rows"][0], 0.25 * first + 0.75 * second)
+    torch.testing.assert_close(folded(state, [many, few])["prototypes"][0], 0.25 * first + 0.75 * second)
 
 
 @pytest.mark.parametrize("rule", ["scaled", "product"])
@@ -229,7 +229,7 @@ def test_points_and_statistics_are_means_by_images() -> None:
 def test_the_product_keeps_a_positive_precision_and_a_bounded_step() -> None:
     state = prior_state()
     wide = (state["backbone"][:5] + 1, 1.3 * state["backbone.scale"])
-    rows = (state["rows"][:1], state["rows.scale"][:1])
+    rows = (state["prototypes"][:1], state["prototypes.scale"][:1])
     updates = [update(state, wide, rows, {"a": 1}, client) for client in range(9)]
     found = folded(state, updates, "product")
     floor = 0.1 * state["backbone.scale"].pow(-2)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from datamodules import FederatedStream
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.function_prior import FunctionPrior
+from fedbnn.bayes.model import FunctionPrior
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
 from fedbnn.errors import ConfigError
 from fedbnn.methods import FedBNN

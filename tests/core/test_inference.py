@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedBNN
 from lightning_modules.client_trainer import ClientTrainer

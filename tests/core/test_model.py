@@ -6,7 +6,7 @@ from torch import nn
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS, Classifier
 from lightning_modules.svi_client import Start, SVIClient

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.heads import triangles
-from fedbnn.heads.places import Places, measure
+from fedbnn.heads.gaussian import ClassPosteriors, measure
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
@@ -34,10 +34,10 @@ def pooled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def assert_pooled(state: State, features: Tensor, labels: Tensor) -> None:
     means, scatter = pooled(features, labels)
-    torch.testing.assert_close(state["places.mean"], means, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(state["places.scatter"], scatter, rtol=1e-8, atol=1e-8)
-    assert state["places.count"].tolist() == torch.bincount(labels, minlength=3).tolist()
-    assert state["places.weight"].item() == len(labels) - 3
+    torch.testing.assert_close(state["posteriors.mean"], means, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(state["posteriors.scatter"], scatter, rtol=1e-8, atol=1e-8)
+    assert state["posteriors.count"].tolist() == torch.bincount(labels, minlength=3).tolist()
+    assert state["posteriors.weight"].item() == len(labels) - 3
 
 
 @given(seeds, st.integers(1, 6), st.randoms(use_true_random=False))
@@ -102,18 +102,18 @@ def test_a_known_affine_move_carries_absent_classes_exactly(seed: int) -> None:
         state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-13)
     )
     means, _ = pooled(moved, labels)
-    torch.testing.assert_close(after["places.mean"][1:], means[1:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after["posteriors.mean"][1:], means[1:], rtol=1e-4, atol=1e-4)
     without = folded(
         state, [statistics(moved[here], features[here], labels[here])], exchange(4, drift=False)
     )
-    assert not torch.allclose(without["places.mean"][1:], means[1:], rtol=1e-2)
+    assert not torch.allclose(without["posteriors.mean"][1:], means[1:], rtol=1e-2)
 
 
 def test_a_known_affine_move_carries_the_scatter() -> None:
     features, labels = world(2)
     turn = torch.randn(4, 4).double()
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
-    places = Places.of(state, 4).moved(torch.cat([turn, torch.ones(1, 4).double()]))
+    places = ClassPosteriors.of(state, 4).moved(torch.cat([turn, torch.ones(1, 4).double()]))
     means, scatter = pooled(features @ turn + 1, labels)
     torch.testing.assert_close(places.mean, means)
     torch.testing.assert_close(places.scatter, scatter)
@@ -129,7 +129,7 @@ def test_the_default_ridge_carries_means_most_of_the_way() -> None:
     )
     means, _ = pooled(moved, labels)
     old = pooled(features, labels)[0]
-    assert (after["places.mean"][2] - means[2]).norm() < 0.05 * (old[2] - means[2]).norm()
+    assert (after["posteriors.mean"][2] - means[2]).norm() < 0.05 * (old[2] - means[2]).norm()
 
 
 def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
@@ -141,8 +141,8 @@ def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
         [statistics(features[here], features[here], labels[here])],
         exchange(4, decay=0.5, memory=0.7),
     )
-    assert again["places.count"].tolist() == [20, 0.5 * 20 + 20, 20]
-    torch.testing.assert_close(again["places.mean"], state["places.mean"], rtol=1e-9, atol=1e-9)
+    assert again["posteriors.count"].tolist() == [20, 0.5 * 20 + 20, 20]
+    torch.testing.assert_close(again["posteriors.mean"], state["posteriors.mean"], rtol=1e-9, atol=1e-9)
 
 
 def test_decay_weighs_old_places_by_what_they_keep() -> None:
@@ -150,8 +150,8 @@ def test_decay_weighs_old_places_by_what_they_keep() -> None:
     labels = torch.zeros(4, dtype=torch.long)
     state = folded(State({}, NAMES), [statistics(old, old, labels)], exchange(2))
     after = folded(state, [statistics(new, new, labels)], exchange(2, decay=0.5, drift=False))
-    torch.testing.assert_close(after["places.mean"][0], torch.full((2,), 4 / 6).double())
-    assert after["places.count"][0].item() == 6
+    torch.testing.assert_close(after["posteriors.mean"][0], torch.full((2,), 4 / 6).double())
+    assert after["posteriors.count"][0].item() == 6
 
 
 def test_trust_tempers_counts_and_sums_alike() -> None:
@@ -160,16 +160,16 @@ def test_trust_tempers_counts_and_sums_alike() -> None:
     state = folded(
         State({}, NAMES), [statistics(features, features, labels)], exchange(2), trust=1 / 3
     )
-    torch.testing.assert_close(state["places.mean"][1], features[0])
+    torch.testing.assert_close(state["posteriors.mean"][1], features[0])
     torch.testing.assert_close(
-        state["places.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0
+        state["posteriors.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0
     )
 
 
 def test_new_classes_find_empty_places() -> None:
     features, labels = world(5)
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
-    grown = Places.of(State(state.tensors, (*NAMES, "d")), 4)
+    grown = ClassPosteriors.of(State(state.tensors, (*NAMES, "d")), 4)
     assert grown.count.tolist() == [20, 20, 20, 0]
     assert grown.mean.shape == (4, 4)
 
@@ -213,5 +213,5 @@ def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
         name: tuple(value.shape) for name, value in update.tensors.items()
     }
     assert exchange(4).defect(State({}, NAMES), update) is None
-    update.tensors["places.moment"][-1] = -1
+    update.tensors["posteriors.moment"][-1] = -1
     assert exchange(4).defect(State({}, NAMES), update) is not None

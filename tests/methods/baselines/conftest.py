@@ -13,8 +13,8 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads import library
+from lightning_modules.client_trainer import LocalTraining
+from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import Failure, FitResult
 from fedbnn.methods import Method
@@ -111,7 +111,7 @@ def initial(method: Method, stream: Toy) -> tuple[State, Any, Any]:
         backbone = MLP(stream.image_shape, (8,))
     layout = layout_of(backbone)
     weights, buffers = layout.read(backbone)
-    rows = library.empty(backbone.width) if method.share == "global" else {}
+    rows = prototypes.empty(backbone.width) if method.share == "global" else {}
     return (
         method.start(
             State({"backbone": weights, "buffers": buffers, **rows}), layout, stream.num_clients

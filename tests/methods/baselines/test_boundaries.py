@@ -19,7 +19,7 @@ from fedbnn.methods import (
     Method,
     Scaffold,
 )
-from fedbnn.methods.boundary import without_boundaries
+from fedbnn.methods.base import without_boundaries
 
 
 class Silent:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError
-from fedbnn.federation.joint_stream import JointStream
+from fedbnn.methods.bounds import JointStream
 from fedbnn.methods import FedAvg, Joint, Local
 
 
@@ -38,7 +38,7 @@ def test_later_pools_mix_all_tasks_within_the_same_budget(toy) -> None:
 
 def test_joint_goes_on_training_old_rows(toy, played) -> None:
     states = played(Joint(), toy()).states
-    assert not torch.equal(states[1]["rows"][:2], states[-1]["rows"][:2])
+    assert not torch.equal(states[1]["prototypes"][:2], states[-1]["prototypes"][:2])
 
 
 def test_local_clients_keep_whole_models_of_their_own(toy, played) -> None:

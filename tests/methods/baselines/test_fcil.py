@@ -7,14 +7,14 @@ import torch
 from torch.nn.functional import normalize
 
 from fedbnn.errors import ConfigError
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import FCIL
 from fedbnn.methods.base import Assignment
-from fedbnn.methods.exemplars import herding, memorise, remembered, replay
-from fedbnn.methods.fcil import BEST, OLD, FCILFold
-from fedbnn.methods.fcil_client import (
+from fedbnn.methods.glfc import herding, memorise, remembered, replay
+from fedbnn.methods.glfc import BEST, OLD, ProxyFold
+from fedbnn.methods.glfc import (
     SIGNALS,
     Compensated,
     compensation,
@@ -100,11 +100,11 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
 
 
 def folded(state: State, signals: list[float], proxy: bool = True) -> State:
-    fold = FCILFold(state, proxy)
+    fold = ProxyFold(state, proxy)
     tensors = {
         "backbone": state["backbone"] + 1,
         "buffers": state["buffers"],
-        "rows": state["rows"],
+        "prototypes": state["prototypes"],
         SIGNALS: torch.tensor(signals),
     }
     fold.add(Update("r", 1, "train", 0, "", 4, {"a": 4}, tensors))
@@ -113,8 +113,8 @@ def folded(state: State, signals: list[float], proxy: bool = True) -> State:
 
 @pytest.fixture
 def fresh() -> State:
-    tensors = {"backbone": torch.zeros(2), "buffers": torch.zeros(0), "rows": torch.zeros(1, 3)}
-    return State(tensors | {"rows.samples": torch.ones(1, dtype=torch.float64)}, ("a",))
+    tensors = {"backbone": torch.zeros(2), "buffers": torch.zeros(0), "prototypes": torch.zeros(1, 3)}
+    return State(tensors | {"prototypes.samples": torch.ones(1, dtype=torch.float64)}, ("a",))
 
 
 def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) -> None:
@@ -152,7 +152,7 @@ def test_it_finds_the_transition_by_itself_and_replays(proxy, toy, played) -> No
         for own in run.privates.values()
     )
     old = run.last.index(("toy/0", "toy/1"))
-    assert not torch.equal(run.states[3]["rows"][old], run.states[2]["rows"][old])
+    assert not torch.equal(run.states[3]["prototypes"][old], run.states[2]["prototypes"][old])
 
 
 def test_exemplars_survive_an_interruption(toy, played) -> None:

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 
 from fedbnn.errors import ConfigError
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.messages import Update
 from fedbnn.methods import EWC, MAS, per_sample
-from fedbnn.methods.ewc import fisher_sum
+from fedbnn.methods.importance import fisher_sum
 from fedbnn.methods.importance import ImportanceFold
-from fedbnn.methods.mas import sensitivity_sum
-from fedbnn.methods.pull import Pull
+from fedbnn.methods.importance import sensitivity_sum
+from fedbnn.methods.objectives import Penalty
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -68,7 +68,7 @@ def pulled(strength: float) -> tuple[Classifier, Pull]:
         name: torch.full_like(weight, strength).detach()
         for name, weight in network.named_parameters()
     }
-    return network, Pull(
+    return network, Penalty(
         {
             name: (stiff[name], weight.detach().clone())
             for name, weight in network.named_parameters()
@@ -117,7 +117,7 @@ def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, play
     assert torch.equal(run.states[2]["anchor.backbone"], second["backbone"])
     assert second["importance.backbone"].min() >= 0 < second["importance.backbone"].max()
     assert (last["importance.backbone"] >= second["importance.backbone"]).all()
-    assert len(last["importance.rows"]) == len(last.classes) == 4
+    assert len(last["importance.prototypes"]) == len(last.classes) == 4
 
 
 def test_bytes_are_those_of_what_is_sent(toy, played) -> None:
@@ -143,7 +143,7 @@ def test_a_strong_penalty_holds_the_weights_that_mattered(strong, toy, played) -
 
 
 def update(backbone: list[float], samples: int) -> Update:
-    tensors = {"backbone": torch.tensor(backbone), "rows": torch.zeros(1, 2)}
+    tensors = {"backbone": torch.tensor(backbone), "prototypes": torch.zeros(1, 2)}
     return Update("r", 1, "importance", 0, "", samples, {"a": samples}, tensors)
 
 
@@ -151,7 +151,7 @@ def test_importances_add_up_with_decay_and_weigh_by_images() -> None:
     state = State(
         {
             "backbone": torch.zeros(2),
-            "rows": torch.zeros(1, 2),
+            "prototypes": torch.zeros(1, 2),
             "importance.backbone": torch.tensor([4.0, 0.0]),
         },
         ("a",),

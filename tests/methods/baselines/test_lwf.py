@@ -7,7 +7,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.errors import ConfigError
 from fedbnn.methods import LwF
 from fedbnn.methods.lwf import Distilled
-from fedbnn.methods.snapshots import OldColumns, recall, remember, rename
+from fedbnn.methods.objectives import OldColumns, recall, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -23,14 +23,14 @@ def a_state(backbone, layout) -> State:
         rows = torch.randn(4, backbone.width + 1)
     samples = torch.tensor([5.0, 5.0, 5.0, 0.0], dtype=torch.float64)
     return State(
-        {"backbone": weights, "buffers": buffers, "rows": rows, "rows.samples": samples},
+        {"backbone": weights, "buffers": buffers, "prototypes": rows, "prototypes.samples": samples},
         ("a", "b", "c", "d"),
     )
 
 
 def student_of(backbone, state: State) -> Classifier:
     network = Classifier(backbone, len(NEW))
-    rows = state["rows"][state.index(NEW)]
+    rows = state["prototypes"][state.index(NEW)]
     with torch.no_grad():
         network.head.weight.copy_(rows[:, :-1])
         network.head.bias.copy_(rows[:, -1])
@@ -110,7 +110,7 @@ def test_the_teacher_changes_at_consolidations_only(toy, played) -> None:
     assert torch.equal(states[1]["teacher.backbone"], states[1]["backbone"])
     assert torch.equal(states[2]["teacher.backbone"], states[1]["backbone"])
     assert states[2].notes["teacher"] == ["toy/0", "toy/1"]
-    assert len(states[3]["teacher.rows"]) == 4
+    assert len(states[3]["teacher.prototypes"]) == 4
 
 
 def test_every_round_means_every_round(toy, played) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedbnn.errors import ConfigError
-from fedbnn.federation.local import LocalTraining
+from lightning_modules.client_trainer import LocalTraining
 from fedbnn.methods import FedAvg, Scaffold
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
@@ -49,8 +49,8 @@ def test_the_mean_of_client_controls_is_the_server_control_under_full_participat
         atol=1e-6,
     )
     for number, name in enumerate(run.last.classes):
-        rows = torch.stack([one["rows"][one.classes.index(name)] for one in own])
-        assert torch.allclose(rows.mean(0), run.last["scaffold.rows"][number], atol=1e-6)
+        rows = torch.stack([one["prototypes"][one.classes.index(name)] for one in own])
+        assert torch.allclose(rows.mean(0), run.last["scaffold.prototypes"][number], atol=1e-6)
 
 
 def test_after_one_round_the_control_is_the_mean_gradient_of_the_path(toy, played) -> None:

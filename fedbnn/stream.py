@@ -1,6 +1,6 @@
 """The stream as the rounds see it: who takes part, and with which images."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedbnn.images import ImageSet
 
@@ -28,6 +28,10 @@ class Stream(Protocol):
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images of one client in one round."""
+        ...
+
+    def at(self, round: int, client: int, batch_size: int) -> Any:
+        """The same as a Lightning data module, with `images` and `with_images(images)`."""
         ...
 
     def shares(self, round: int) -> tuple[float, ...]:
