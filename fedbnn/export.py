@@ -1,9 +1,9 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`.
 Loading runs nothing.
 
-backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight (no scale for a point)
+backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
 buffers                                                 statistics of batch norm, in one vector
-prototypes.loc, prototypes.scale, prototypes.samples    one row (weights, bias) per class
+prototypes.loc, prototypes.scale, prototypes.samples    a row (weights, bias) per class
 posteriors.mean, posteriors.count, ...                  the class posteriors, where there are any
 """
 

@@ -54,7 +54,7 @@ _LEAN: Mapping[str, Any] = {
 _REFUSED: Mapping[str, str] = {
     "max_epochs": "passes over a client's images are client.epochs",
     "min_epochs": "passes over a client's images are client.epochs",
-    "num_nodes": "a client trains on one machine; for several machines give each clients of its own",
+    "num_nodes": "a client trains on one machine; give other machines clients of their own",
 }
 _RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
 """Strategies that start the script again, or send the network to a fresh process."""

@@ -40,12 +40,13 @@ class ClientModule(pl.LightningModule, ABC):
         """The loss of a batch."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss, which is also logged."""
+        """The loss; it is logged where somebody listens, a logger or a callback."""
         began = perf_counter()
         loss = self.objective(*batch)
         self.seconds += perf_counter() - began
         self.worst = torch.maximum(self.worst.to(loss.device), loss.detach().abs())
-        self.log("train/loss", loss.detach(), batch_size=len(batch[1]))
+        if self.trainer.loggers or self.trainer.callbacks:
+            self.log("train/loss", loss.detach(), batch_size=len(batch[1]))
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

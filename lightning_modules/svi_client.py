@@ -68,7 +68,7 @@ def kl_weights(
 ) -> Tensor:
     """The weight of each KL term beside the mean cross-entropy.
 
-    round    backbone tau / N,   prototype c  tau n_kc / (n_k N_c):  the client scales its likelihood to the round
+    round    backbone tau / N,   prototype c  tau n_kc / (n_k N_c):  likelihood scaled to the round
     client   tau / n_k
     weights  tau / (number of weights)
 

@@ -1,13 +1,10 @@
-"""The bounds: all data in one place (`joint`, the upper one), and every client alone (`local`, the
-lower one).
+"""The bounds: all data in one place (`joint`, the upper one), every client alone (`local`, the lower).
 
-    joint  each round  one virtual client takes N images, drawn from everything participants were
-    given in rounds 1..r,
-                       and  min_theta  CE(theta; these images)
-           state       none;  floats per weight: 1 down, 1 up for one client (the images it would be sent are not counted)
-    local  each client min_theta_k  CE(theta_k; D_k), from its own weights of the last time it took
-    part
-           state       a whole model on every client that ever took part;  floats per weight: 1 down (the start), 0 up
+    joint  each round   one virtual client takes N images, drawn from everything participants were
+                        given in rounds 1..r, and  min_theta  CE(theta; these images)
+           state        none;  floats per weight: 1 down, 1 up for one client
+    local  each client  min_theta_k  CE(theta_k; D_k), from its own weights of the last time
+           state        a whole model on every client;  floats per weight: 1 down (the start), 0 up
 
 N is the number of images that the participants of the round hold, so the budget of `joint` is that
 of the federation. A client of `local` trains as often as it would be sampled, with the same budget;

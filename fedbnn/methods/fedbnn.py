@@ -1,17 +1,17 @@
 """FedBNN (Yao et al., 2024), with our rulings where the paper is silent.
 
-    local    min_q  CE(q; D_k) + tau KL(q || q_0) / N          history-aware local inference, q_0 = last posterior
-             + lambda |f + V f + b - f_0|^2 / E |f_0|^2        with `function_prior`: its features stay readable
-    factor   l_k = q_k / q_0                                   likelihood extraction, in natural parameters
-    server   q = q_0 * prod_k l_k                              global knowledge integration; q is the next prior
+    local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
+             + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `function_prior`: features readable
+    factor   l_k = q_k / q_0                                likelihood extraction
+    server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
 
 The first `r_init` rounds are FedAvg on the same network (SNN initialisation); then means are the
-weights and scales the initial ones. Four folds, with L_k, e_k the natural parameters of client k
-and w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
+weights and scales the initial ones. Four folds, with L_k, e_k the natural parameters of client k,
+w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
-    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise        each client scales its likelihood to the round
-    product   L = L_0 + p sum (L_k - L_0),      e likewise        the paper's equation, with p = 1
+    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
+    product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
     mean      m = sum w_k m_k,  log s = sum w_k log s_k
 

@@ -1,6 +1,6 @@
 """FedProx (Li et al., 2020).
 
-    local    min_theta  CE(theta; D_k) + mu/2 ||theta - theta_0||^2,   theta_0 = where the client starts
+    local    min_theta  CE(theta; D_k) + mu/2 ||theta - theta_0||^2,   theta_0 = where it starts
     server   FedAvg's mean
     state    none;  floats per weight: 1 down, 1 up
 

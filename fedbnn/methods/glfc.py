@@ -8,7 +8,7 @@ images.
              log-odds so that a row of zeros begins at 1 / C
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
     state    exemplars on the clients (up to `memory` images each), two models of the past on the server
-    communication  floats per weight: up to 3 down, 1 up, and three numbers up
+    floats per weight: up to 3 down, 1 up, and three numbers up
 
 Transition: the normalised entropy H / log C of the global model's answers on the client's new
 images exceeds the mean of the last round by `threshold`. That mean comes from the server, since a

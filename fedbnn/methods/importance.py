@@ -1,15 +1,15 @@
 """EWC and MAS, federated: weights that mattered for the past are held where they were.
 
-    local          min_theta  CE(theta; D_k) + 1/2 sum_j s_j (theta_j - theta*_j)^2
-    server         FedAvg's mean;  at a consolidation  Omega <- gamma Omega + sum_k n_k Omega_k / N,  theta* <- theta
-    state          Omega, theta* (once there is an Omega)
-    communication  floats per weight: 1 down, 1 up; 3 down after the first consolidation; 1 down and
-    1 up more in it
+    local    min_theta  CE(theta; D_k) + 1/2 sum_j s_j (theta_j - theta*_j)^2
+    server   FedAvg's mean;  at a consolidation  theta* <- theta  and
+             Omega <- gamma Omega + sum_k n_k Omega_k / N
+    state    Omega, theta* (once there is an Omega)
+    floats per weight: 1 down, 1 up; 3 down after the first consolidation; 1 down, 1 up more in it
 
     EWC  (Kirkpatrick et al., 2017; online: Schwarz et al., 2018)  s = lambda Omega
-         Omega_k = mean over images of sum_y p(y|x) (d log p(y|x) / d theta)^2,   y from the model, not the data
+         Omega_k = mean over images of sum_y p(y|x) (d log p(y|x) / d theta)^2,   y from the model
     MAS  (Aljundi et al., 2018)  s = 2 lambda Omega, for its penalty has no 1/2
-         Omega_k = mean over images of |d ||f(x)||^2 / d theta|,   f = logits of all classes seen so far
+         Omega_k = mean over images of |d ||f(x)||^2 / d theta|,   f = logits of all seen classes
 
 Omega_k is measured in a second exchange of the round, under the new global weights, by the clients
 of that round. A prototype nobody measured has importance 0. s is capped at 1 / lr (see `Penalty`).

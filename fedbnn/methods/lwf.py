@@ -1,7 +1,8 @@
 """LwF+FL: learning without forgetting (Li and Hoiem, 2016), federated.
 
-    local    min_theta  CE(theta; D_k) + lambda T^2 KL(teacher(x) || student(x)),   softmax over old classes at temperature T
-    server   FedAvg's mean;  at a consolidation  teacher <- global model, with its trained prototypes
+    local    min_theta  CE(theta; D_k) + lambda T^2 KL(teacher(x) || student(x)),
+             softmax over the old classes at temperature T
+    server   FedAvg's mean;  at a consolidation  teacher <- global model
     state    the teacher;  floats per weight: 1 down, 1 up; 2 down after the first consolidation
 
 The teacher is frozen, in eval mode, and sees the same augmented images. The KL is over all classes

@@ -3,7 +3,7 @@
     local    y <- y - lr (g(y) - c_k + c),  t_k steps of plain SGD from y = x
     control  c_k' = c_k - c + (x - y) / (t_k lr)
     server   theta = FedAvg's mean,   c <- c + sum_k (c_k' - c_k) / K,   K = all registered clients
-    state    c on the server, c_k on every client that ever took part;  floats per weight: 2 down, 2 up
+    state    c on the server, c_k on every client that took part;  floats per weight: 2 down, 2 up
 
 With momentum or Adam (x - y) / (t_k lr) is not the mean gradient, so the optimiser is plain SGD.
 Prototypes of classes that a client has never held have the control 0. Warm-up is not part of the

@@ -31,7 +31,12 @@ def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
         "buffers": torch.randn(1, generator=source).double(),
     }
     return State(
-        {**tensors, "prototypes": rows, "prototypes.scale": row_scale, "prototypes.samples": torch.zeros(3).double()},
+        {
+            **tensors,
+            "prototypes": rows,
+            "prototypes.scale": row_scale,
+            "prototypes.samples": torch.zeros(3).double(),
+        },
         NAMES,
     )
 

@@ -11,13 +11,13 @@ BATCH = (torch.linspace(-1, 1, 6 * 16).view(6, 1, 4, 4), torch.tensor([0, 1, 2, 
 
 
 def small(
-    rows: int = 3, flipout: bool = False, scale: float = 0.1
+    rows: int = 3, scale: float = 0.1
 ) -> tuple[BayesianModel, MeanFieldGuide]:
     """A model over a small MLP with a random prior, and a guide that starts there."""
     backbone = MLP(SHAPE, (5,))
-    model = BayesianModel(backbone, layout_of(backbone), flipout)
+    model = BayesianModel(backbone, layout_of(backbone))
     guide = guide_for(model, SHAPE)
-    size = model.layout.latent + rows * 6
+    size = model.layout.size + rows * 6
     start = torch.randn(size), torch.full((size,), scale)
     model.swap(*start)
     guide.swap(*start)

@@ -81,7 +81,10 @@ def begun(backbone: nn.Module, method: Method, trained: tuple[str, ...] = ()) ->
     state = method.prepare(state, 1, NAMES, layout)
     old = torch.tensor([float(name in trained) for name in NAMES])
     return state.having(
-        {"prototypes": torch.randn(3, backbone.width + 1) * old[:, None], "prototypes.samples": old.double()}
+        {
+            "prototypes": torch.randn(3, backbone.width + 1) * old[:, None],
+            "prototypes.samples": old.double(),
+        }
     )
 
 

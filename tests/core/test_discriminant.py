@@ -173,7 +173,9 @@ def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None
     assert (ours == 2).sum() < (alike == 2).sum()
 
 
-def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[ClassPosteriors, Tensor]:
+def wide(
+    images: int, width: int, offset: float = 0.0, dead: int = 0
+) -> tuple[ClassPosteriors, Tensor]:
     """ClassPosteriors from features as they are sent: sums in float32 of rectified features, some of them always zero."""
     features = torch.relu(torch.randn(images, width) + offset).double()
     features[:, :dead] = 0

@@ -25,7 +25,11 @@ def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
     alone = random_update(state, {"a": 4, "b": 1, "c": 2}, 1)
     found, source = folded(state, [alone], rule), torch.Generator().manual_seed(1)
     (backbone, scale), (rows, row_scale) = moments(source, 5), moments(source, 3, 3)
-    for name, expected in {"backbone.scale": scale, "prototypes": rows, "prototypes.scale": row_scale}.items():
+    for name, expected in {
+        "backbone.scale": scale,
+        "prototypes": rows,
+        "prototypes.scale": row_scale,
+    }.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found["backbone"][:5], backbone, rtol=1e-10, atol=1e-10)
 

@@ -196,10 +196,15 @@ def test_rows_are_weighted_by_their_class_not_by_the_client() -> None:
     same = state["prototypes.scale"][:1].clone()
     backbone = (state["backbone"][:5], state["backbone.scale"])
     many = update(
-        state, backbone, (torch.stack([first, first]), state["prototypes.scale"][:2]), {"a": 1, "b": 99}
+        state,
+        backbone,
+        (torch.stack([first, first]), state["prototypes.scale"][:2]),
+        {"a": 1, "b": 99},
     )
     few = update(state, backbone, (second[None], same), {"a": 3}, 1)
-    torch.testing.assert_close(folded(state, [many, few])["prototypes"][0], 0.25 * first + 0.75 * second)
+    torch.testing.assert_close(
+        folded(state, [many, few])["prototypes"][0], 0.25 * first + 0.75 * second
+    )
 
 
 @pytest.mark.parametrize("rule", ["scaled", "product"])

@@ -142,7 +142,9 @@ def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
         exchange(4, decay=0.5, memory=0.7),
     )
     assert again["posteriors.count"].tolist() == [20, 0.5 * 20 + 20, 20]
-    torch.testing.assert_close(again["posteriors.mean"], state["posteriors.mean"], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        again["posteriors.mean"], state["posteriors.mean"], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_decay_weighs_old_places_by_what_they_keep() -> None:

@@ -29,7 +29,9 @@ def test_rows_beside_the_class_posteriors_add_their_scores(samples: int) -> None
         predictor(state, backbone, samples=samples, rows=weight).scores(images())
         for weight in (0.3, 0.0)
     )
-    rows = predictor(without_posteriors(state), backbone, samples=samples, rows=0.3).scores(images())
+    rows = predictor(without_posteriors(state), backbone, samples=samples, rows=0.3).scores(
+        images()
+    )
     torch.testing.assert_close(both, posteriors + 0.3 * rows)
     assert not torch.allclose(both, posteriors)
 

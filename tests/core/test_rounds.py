@@ -124,7 +124,11 @@ def test_a_random_network_scores_chance_in_both_regimes(
             torch.randn(len(state["backbone"]), generator=source) * 0.1,
         )
         state = state.having(
-            {"prototypes": rows, "backbone": backbone, "prototypes.samples": torch.ones(10).double()}
+            {
+                "prototypes": rows,
+                "backbone": backbone,
+                "prototypes.samples": torch.ones(10).double(),
+            }
         )
         predictor = Predictor(MLP(digits.image_shape, (16,)), federation.layout, state)
         line: Any = evaluate_round(predictor, digits, digits.rounds, Evaluation())
