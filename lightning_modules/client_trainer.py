@@ -11,13 +11,11 @@ from importlib import import_module
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
 from torch.multiprocessing import ProcessRaisedException
 
+from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-
-Momentum = restricted_number_type("Momentum", float, [(">=", 0), ("<", 1)])
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,12 @@ class LocalTraining:
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    lr: PositiveFloat = 1e-3
-    momentum: Momentum = 0.0  # type: ignore[valid-type]
-    epochs: PositiveInt = 5
-    batch_size: PositiveInt = 32
-    warmup_epochs: NonNegativeInt = 3
-    warmup_lr: PositiveFloat = 1e-2
+    lr: Positive = 1e-3
+    momentum: Momentum = 0.0
+    epochs: Count = 5
+    batch_size: Count = 32
+    warmup_epochs: NonNegativeCount = 3
+    warmup_lr: Positive = 1e-2
 
 
 _LEAN: Mapping[str, Any] = {

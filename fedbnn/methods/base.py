@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import Positive
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet
@@ -107,7 +107,7 @@ class Method:
     needs_prototypes: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
 
-    lr: PositiveFloat | None = None
+    lr: Positive | None = None
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "backbone_only"] = "global"
 

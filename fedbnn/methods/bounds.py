@@ -1,4 +1,4 @@
-"""The bounds: all data in one place (`joint`, the upper one), every client alone (`local`, the lower).
+"""The bounds: all data in one place (`joint`, upper), and every client alone (`local`, lower).
 
     joint  each round   one virtual client takes N images, drawn from everything participants were
                         given in rounds 1..r, and  min_theta  CE(theta; these images)

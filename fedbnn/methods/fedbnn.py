@@ -24,15 +24,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from jsonargparse.typing import (
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    restricted_number_type,
-)
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import NonNegative, NonNegativeCount, Positive, Share
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
 from fedbnn.messages import Update
@@ -42,8 +37,6 @@ from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State
 
 LONGEST = 20.0
-Share = restricted_number_type("Share", float, [(">", 0), ("<=", 1)], docstring="in (0, 1]")
-Finite = restricted_number_type("Finite", float, [(">", 0), ("<", float("inf"))])
 
 
 @dataclass(frozen=True)
@@ -53,30 +46,31 @@ class FedBNN(Method):
     Args:
         fold_by: how factors become the next posterior.
         server_lr: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1
-            the server goes further than
-            its clients. What has no factor (statistics of batch norm, the first `r_init` rounds) is
-            averaged.
+            the server goes further than its clients. What has no factor (statistics of batch norm,
+            the first `r_init` rounds) is averaged.
         temperature: tau, the weight of the KL; 1 is full Bayes.
-        kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number of
-            `weights`. retention: gamma in (0, 1]; 1 never forgets. scale_gain: initial scale: gain
-            / sqrt(fan-in), or the gain itself with `scale_constant`. scale_constant: one initial
-            scale for all weights. scale_lr: learning rate of the log scales, as a multiple of that
-            of the means. function_prior: lambda, how strongly features of the last posterior must
-            stay readable from the new ones. r_init: rounds of FedAvg before the conversion.
+        kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
+            of `weights`.
+        retention: gamma in (0, 1]; 1 never forgets.
+        scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
+        scale_constant: one initial scale for all weights.
+        scale_lr: learning rate of the log scales, as a multiple of that of the means.
+        function_prior: lambda, how strongly features of the last posterior must stay readable.
+        r_init: rounds of FedAvg before the conversion.
     """
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
     fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
-    server_lr: Finite = 1.0  # type: ignore[valid-type]
-    temperature: NonNegativeFloat = 3e-4
+    server_lr: Positive = 1.0
+    temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
-    retention: Share = 1.0  # type: ignore[valid-type]
-    scale_gain: PositiveFloat = 0.05
+    retention: Share = 1.0
+    scale_gain: Positive = 0.05
     scale_constant: bool = False
-    scale_lr: PositiveFloat = 20.0
-    function_prior: NonNegativeFloat = 0.0
-    r_init: NonNegativeInt = 3
+    scale_lr: Positive = 20.0
+    function_prior: NonNegative = 0.0
+    r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jsonargparse.typing import NonNegativeFloat
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import NonNegative
 from fedbnn.methods.base import Assignment, Method
 from fedbnn.methods.objectives import LocalObjective, Penalty
 from fedbnn.networks import Classifier
@@ -29,7 +29,7 @@ class FedProx(Method):
 
     formula: ClassVar[str] = "min CE + mu/2 |theta - theta_0|^2; theta = sum_k (n_k / N) theta_k"
 
-    mu: NonNegativeFloat = 0.1
+    mu: NonNegative = 0.1
 
     def objective(
         self, assignment: Assignment, network: Classifier, layout: Layout

@@ -1,13 +1,13 @@
-"""FCIL: GLFC, federated class-incremental learning (Dong et al., CVPR 2022). It replays stored
-images.
+"""FCIL: GLFC, federated class-incremental learning (Dong et al., CVPR 2022), with stored images.
 
     local    min  (1 - a) L_GC + a L_RD
-             L_GC  = mean_i (g_i / mean of g over its group) BCE(f(x_i), y_i),  g_i = 1 - p(y_i |
-             x_i), groups: new, old classes L_RD  = BCE(f(x_i), y_i with the old model's answers in
-             the columns of old classes) BCE is summed over the columns, with f - log(C - 1) as
-             log-odds so that a row of zeros begins at 1 / C
+             L_GC = mean_i (g_i / mean of g over its group) BCE(f(x_i), y_i),
+                    g_i = 1 - p(y_i | x_i), groups: images of new and of old classes
+             L_RD = BCE(f(x_i), y_i with the old model's answers in the columns of old classes)
+             BCE is summed over the columns, with f - log(C - 1) as log-odds: a row of zeros
+             begins at 1 / C
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
-    state    exemplars on the clients (up to `memory` images each), two models of the past on the server
+    state    exemplars on the clients (up to `memory` images each), two old models on the server
     floats per weight: up to 3 down, 1 up, and three numbers up
 
 Transition: the normalised entropy H / log C of the global model's answers on the client's new
@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import Count, Positive, UnitInterval
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
@@ -68,9 +68,9 @@ class FCIL(Method):
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
     needs_prototypes: ClassVar[bool] = True
 
-    memory: PositiveInt = 2000
-    distil: ClosedUnitInterval = 0.25
-    threshold: PositiveFloat = 0.25
+    memory: Count = 2000
+    distil: UnitInterval = 0.25
+    threshold: Positive = 0.25
     proxy: Literal["prototype", "off"] = "prototype"
 
     @property

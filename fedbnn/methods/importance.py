@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import Count, NonNegative, UnitInterval
 from fedbnn.heads.prototypes import gathered, padded, trained
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean
@@ -57,9 +57,9 @@ class ImportanceMethod(Method, ABC):
     needs_prototypes: ClassVar[bool] = True
     factor: ClassVar[float] = 1.0
 
-    strength: NonNegativeFloat = 1.0
-    decay: ClosedUnitInterval = 1.0
-    every: PositiveInt | None = None
+    strength: NonNegative = 1.0
+    decay: UnitInterval = 1.0
+    every: Count | None = None
 
     @abstractmethod
     def measured(
@@ -112,8 +112,8 @@ class EWC(ImportanceMethod):
 
     formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher"
 
-    strength: NonNegativeFloat = 100.0
-    draws: PositiveInt | None = 4
+    strength: NonNegative = 100.0
+    draws: Count | None = 4
 
     def measured(
         self, assignment: Assignment, network: Classifier, layout: Layout
@@ -132,7 +132,7 @@ class MAS(ImportanceMethod):
     )
     factor: ClassVar[float] = 2.0
 
-    strength: NonNegativeFloat = 0.01
+    strength: NonNegative = 0.01
 
     def measured(
         self, assignment: Assignment, network: Classifier, layout: Layout

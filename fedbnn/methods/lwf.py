@@ -14,10 +14,10 @@ not hold stay as they are, so they change only where their class is held. Main k
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.methods.base import Assignment, Consolidation, Method
 from fedbnn.methods.objectives import LocalObjective, OldColumns, recall, remember
 from fedbnn.networks import Classifier
@@ -48,9 +48,9 @@ class LwF(Method):
     formula: ClassVar[str] = "min CE + lambda T^2 KL(teacher || student) on old classes"
     needs_prototypes: ClassVar[bool] = True
 
-    strength: NonNegativeFloat = 1.0
-    temperature: PositiveFloat = 2.0
-    every: PositiveInt | None = None
+    strength: NonNegative = 1.0
+    temperature: Positive = 2.0
+    every: Count | None = None
 
     @property
     def consolidation(self) -> Consolidation:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
-from jsonargparse.typing import PositiveFloat
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.ranges import Positive
 from fedbnn.heads.prototypes import gathered, padded, scattered
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec
@@ -39,7 +39,7 @@ class Scaffold(Method):
     optimizer: ClassVar[str | None] = "sgd"
     needs_prototypes: ClassVar[bool] = True
 
-    lr: PositiveFloat | None = 0.1
+    lr: Positive | None = 0.1
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
         """The server's control is 0."""

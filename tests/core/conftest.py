@@ -1,4 +1,4 @@
-"""Small worlds for the core: images without files, states, updates, and a federation on the digits."""
+"""Small worlds for the core: a stream of digits, and a federation on them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
         clients=8,
         clients_per_round=3,
         alpha=1.0,
-        samples_per_client=40,
+        samples_per_round=120,
         cache_dir=cache,
         seed=3,
     )
@@ -51,7 +51,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
 
 @pytest.fixture
 def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
-    """A federation of this method on the digits, and the state it begins with; every call has a ledger of its own."""
+    """A federation of this method on the digits, and the state it begins with.
+
+    Every call has a ledger of its own; `head=GaussianHead()` and other parts replace the usual.
+    """
     ledgers: list[Ledger] = []
 
     def build(

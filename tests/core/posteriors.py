@@ -20,14 +20,14 @@ def moments(source: torch.Generator, *shape: int) -> Posterior:
     ).double()
 
 
-def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
-    """A posterior over five weights, two points, one statistic and three rows of three, in float64."""
+def prior_state(seed: int = 0) -> State:
+    """A posterior over five weights and three rows of three, and one statistic, in float64."""
     source = torch.Generator().manual_seed(seed)
-    backbone, scale = moments(source, latent + points)
+    backbone, scale = moments(source, 5)
     rows, row_scale = moments(source, 3, 3)
     tensors = {
         "backbone": backbone,
-        "backbone.scale": scale[:latent],
+        "backbone.scale": scale,
         "buffers": torch.randn(1, generator=source).double(),
     }
     return State(
@@ -47,13 +47,12 @@ def update(
     rows: Posterior,
     counts: Mapping[str, int],
     client: int = 0,
-    points: float = 0.0,
+    statistic: float = 0.0,
 ) -> Update:
     """What a client with these posteriors sends, in float64 so that identities are exact."""
-    latent, index = len(state["backbone.scale"]), state.index(tuple(counts))
-    factor = Gaussian.from_moments(*backbone) / Gaussian.from_moments(
-        state["backbone"][:latent], state["backbone.scale"]
-    )
+    index = state.index(tuple(counts))
+    prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+    factor = Gaussian.from_moments(*backbone) / prior
     own = Gaussian.from_moments(*rows) / Gaussian.from_moments(
         state["prototypes"][index], state["prototypes.scale"][index]
     )
@@ -62,8 +61,7 @@ def update(
         "backbone.info": factor.info,
         "prototypes.precision": own.precision,
         "prototypes.info": own.info,
-        "points": torch.full((len(state["backbone"]) - latent,), points).double(),
-        "buffers": torch.full((1,), points).double(),
+        "buffers": torch.full((1,), statistic).double(),
     }
     return Update("run", 1, "train", client, "", sum(counts.values()), counts, tensors)
 

@@ -10,9 +10,7 @@ SHAPE = (1, 4, 4)
 BATCH = (torch.linspace(-1, 1, 6 * 16).view(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
 
 
-def small(
-    rows: int = 3, scale: float = 0.1
-) -> tuple[BayesianModel, MeanFieldGuide]:
+def small(rows: int = 3, scale: float = 0.1) -> tuple[BayesianModel, MeanFieldGuide]:
     """A model over a small MLP with a random prior, and a guide that starts there."""
     backbone = MLP(SHAPE, (5,))
     model = BayesianModel(backbone, layout_of(backbone))

@@ -21,7 +21,7 @@ from tests.core.posteriors import (
 
 @pytest.mark.parametrize("rule", FOLDS)
 def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
-    state = prior_state()
+    state = prior_state(6)
     alone = random_update(state, {"a": 4, "b": 1, "c": 2}, 1)
     found, source = folded(state, [alone], rule), torch.Generator().manual_seed(1)
     (backbone, scale), (rows, row_scale) = moments(source, 5), moments(source, 3, 3)
@@ -31,7 +31,7 @@ def test_one_client_alone_is_the_next_posterior(rule: str) -> None:
         "prototypes.scale": row_scale,
     }.items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found["backbone"][:5], backbone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found["backbone"], backbone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("rule", FOLDS)
@@ -98,12 +98,12 @@ def test_a_neutral_factor_leaves_the_prior(rule: str) -> None:
     state = prior_state()
     neutral = update(
         state,
-        (state["backbone"][:5], state["backbone.scale"]),
+        (state["backbone"], state["backbone.scale"]),
         (state["prototypes"][:1], state["prototypes.scale"][:1]),
         {"a": 2},
     )
     found = folded(state, [neutral], rule)
-    torch.testing.assert_close(found["backbone"][:5], state["backbone"][:5], rtol=1e-14, atol=0)
+    torch.testing.assert_close(found["backbone"], state["backbone"], rtol=1e-14, atol=0)
     torch.testing.assert_close(found["backbone.scale"], state["backbone.scale"], rtol=1e-14, atol=0)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedbnn.errors import ConfigError
-from fedbnn.methods.bounds import JointStream
-from fedbnn.methods import FedAvg, Joint, Local
+from fedbnn.methods.bounds import Joint, JointStream, Local
+from fedbnn.methods.fedavg import FedAvg
 
 
 def test_the_pool_of_the_first_round_is_the_data_of_its_participants(toy) -> None:
@@ -26,6 +26,9 @@ def test_later_pools_mix_all_tasks_within_the_same_budget(toy) -> None:
         sum(stream.counts(4, client).values()) for client in stream.participants(4)
     )
     assert pool.participants(4) == (0,)
+    data = pool.at(4, 0, 5)
+    assert torch.equal(data.images.pixels, pool.train(4, 0).pixels)
+    assert [len(labels) for _, labels in data.train_dataloader()][0] == 5
     assert torch.equal(JointStream(stream).train(4, 0).pixels, pool.train(4, 0).pixels)
     past = {
         tuple(image.flatten().tolist())

@@ -1,10 +1,14 @@
-"""With its own term switched off, each method is FedAvg, bit for bit; and rows of absent classes never move."""
+"""With its own term off each method is FedAvg, bit for bit; rows of absent classes never move."""
 
 import pytest
 import torch
 
+from fedbnn.methods.fedavg import FedAvg
+from fedbnn.methods.fedprox import FedProx
+from fedbnn.methods.importance import EWC, MAS
+from fedbnn.methods.lwf import LwF
+from fedbnn.methods.scaffold import Scaffold
 from lightning_modules.client_trainer import LocalTraining
-from fedbnn.methods import EWC, MAS, FedAvg, FedProx, LwF, Scaffold
 
 OFF = [
     FedProx(mu=0),
