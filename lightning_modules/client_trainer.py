@@ -28,8 +28,8 @@ class LocalTraining:
         momentum: momentum of sgd.
         epochs: passes over the data of the round.
         batch_size: images per step.
-        warmup_epochs: passes with the backbone frozen that fit prototypes of classes nobody has met
-            before. warmup_lr: learning rate of those passes.
+        warmup_epochs: passes that fit prototypes of new classes with the backbone frozen.
+        warmup_lr: learning rate of those passes.
     """
 
     optimizer: Literal["adam", "sgd"] = "adam"

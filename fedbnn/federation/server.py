@@ -173,9 +173,13 @@ def exchange(
     began, name = perf_counter(), aggregator.exchange
     sent = without_posteriors(aggregator.broadcast(state))
     payload = FitInstruction(federation.run, number, name, sent, *_totals(counts)).to_bytes()
-    checks = (aggregator.expected, aggregator.defect, aggregator.influence, aggregator.known)
-    asked = (federation.run, number, name, digest(payload), counts)
-    call = ExpectedUpdate(*asked, *(partial(check, state) for check in checks))
+    call = ExpectedUpdate(
+        *(federation.run, number, name, digest(payload), counts),
+        expected=partial(aggregator.expected, state),
+        defect=partial(aggregator.defect, state),
+        influence=partial(aggregator.influence, state),
+        known=partial(aggregator.known, state),
+    )
     with federation.ledger.spool(number, name) as spool:
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         _collect(federation, payload, candidates, privates, stats)
@@ -248,7 +252,11 @@ def _record(
     stats: RoundStats,
 ) -> Record:
     """The part of a round's record that does not come from evaluation."""
-    incidents = {"failed": stats.failed, "refused": stats.refused, "trust": stats.trust}
+    incidents: dict[str, Mapping[int, Any]] = {
+        "failed": stats.failed,
+        "refused": stats.refused,
+        "trust": stats.trust,
+    }
     return {
         "round": number,
         "clients": list(clients),

@@ -98,9 +98,8 @@ class Method:
 
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
-        scope: classes of the training softmax: those of the client's round (`local`), or all seen
-            so far (`seen`). share: `global` folds the prototypes too; `backbone_only` leaves them
-            on the clients (privacy mode).
+        scope: classes of the training softmax: of the client's round (`local`), or all `seen`.
+        share: `global` folds the prototypes too; `backbone_only` leaves them on the clients.
     """
 
     formula: ClassVar[str] = ""
@@ -193,4 +192,5 @@ def without_boundaries(method: Method) -> Method:
     """The method for a stream whose tasks overlap: it consolidates at a fixed pace, if at all."""
     if method.consolidation is None or method.consolidation.every is not None:
         return method
-    return replace(method, every=WITHOUT_BOUNDARIES)
+    changed: dict[str, Any] = {"every": WITHOUT_BOUNDARIES}
+    return replace(method, **changed)
