@@ -1,7 +1,9 @@
 """A small Bayesian model, its guide and a batch for them."""
 
 import torch
+from torch import Tensor
 
+from fedbnn.bayes.elbo import Weights
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
 from fedbnn.networks import MLP
@@ -20,3 +22,13 @@ def small(rows: int = 3, scale: float = 0.1) -> tuple[BayesianModel, MeanFieldGu
     model.swap(*start)
     guide.swap(*start)
     return model, guide
+
+
+def kl_by_weight(posterior: Weights, prior: Weights) -> Tensor:
+    """KL(q || p) of each weight; exactly 0 where q = p, also in float32.
+
+    1/2 (exp(2r) - 1 - 2r) + 1/2 ((m - m_0) / s_0)^2  with  r = log s - log s_0
+    """
+    twice = 2 * (posterior.log_scale - prior.log_scale)
+    distance = (posterior.loc - prior.loc) / prior.scale
+    return 0.5 * (torch.expm1(twice) - twice + distance.square())

@@ -12,7 +12,6 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines import ClientFailed
-from lightning_modules.client_trainer import LocalTraining
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction, Update
@@ -21,7 +20,7 @@ from fedbnn.networks import MLP
 from fedbnn.state import State
 from lightning_modules.assembly import assemble, read_rows
 from lightning_modules.client_runner import ClientRunner
-from lightning_modules.client_trainer import ClientTrainer
+from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import warm_up
 
 NAMES = ("a", "b", "c")

@@ -10,9 +10,9 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
-from lightning_modules.client_trainer import LocalTraining
 from fedbnn.messages import Failure, FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 

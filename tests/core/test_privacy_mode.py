@@ -9,12 +9,12 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
 from fedbnn.evaluation import per_client
 from fedbnn.evaluation.evaluation import Evaluation
-from lightning_modules.client_trainer import LocalTraining
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.state import State
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 

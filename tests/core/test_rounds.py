@@ -10,12 +10,12 @@ import torch
 
 from datamodules.stream import FederatedStream
 from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
-from lightning_modules.client_trainer import LocalTraining
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.storage.ledger import Ledger
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after, sha
 
 # Initialisation.
