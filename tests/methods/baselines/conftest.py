@@ -26,6 +26,7 @@ from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 
 CLASSES = tuple(f"toy/{number}" for number in range(4))
+LINEAR = LinearHead()
 LOCAL = LocalTraining(optimizer="sgd", lr=0.05, epochs=2, batch_size=8, warmup_epochs=1)
 
 
@@ -133,7 +134,7 @@ def play(
     folder: Path,
     local: LocalTraining = LOCAL,
     ill: frozenset[Any] = frozenset(),
-    head: Head = LinearHead(),
+    head: Head = LINEAR,
 ) -> Played:
     """Play all rounds that the folder does not hold yet.
 
@@ -186,7 +187,7 @@ def played(tmp_path: Path) -> Callable[..., Played]:
         stream: Any,
         local: LocalTraining = LOCAL,
         ill: Any = frozenset(),
-        head: Head = LinearHead(),
+        head: Head = LINEAR,
         name: str = "",
     ) -> Played:
         folder = tmp_path / (name or f"run{next(numbers)}")
