@@ -8,9 +8,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from datamodules.scenarios import Integers, require
-from fedbnn.errors import ConfigError
+from fedbnn.errors import ConfigError, did_you_mean
 from fedbnn.seeds import generator
-from fedbnn.suggest import did_you_mean
 
 Change = Callable[[Tensor, Integers, float], Tensor]
 _NOISES = 251

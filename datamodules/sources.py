@@ -31,9 +31,8 @@ from datamodules.cache import (
     from_files,
 )
 from datamodules.scenarios import require
-from fedbnn.errors import DataError
+from fedbnn.errors import DataError, did_you_mean
 from fedbnn.images import below
-from fedbnn.suggest import did_you_mean
 
 FOLDER = "folder:"
 SECONDS_OF_SILENCE = 20.0

@@ -6,12 +6,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from jsonargparse.typing import (
-    NonNegativeInt,
-    OpenUnitInterval,
-    PositiveInt,
-    restricted_number_type,
-)
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -20,10 +14,9 @@ from datamodules.domains import domain_names
 from datamodules.partitions import Partitioner, draws
 from datamodules.scenarios import largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
+from fedbnn.config.ranges import Count, Fraction, NonNegativeCount, Positive, Side
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
 
-Concentration = restricted_number_type("Concentration", float, [(">", 0), ("<", math.inf)])
-Side = restricted_number_type("Side", int, (">=", 4))
 _TEST_BATCH = 256
 
 
@@ -54,27 +47,27 @@ class FederatedStream(LightningDataModule):
         self,
         incremental: Literal["class", "task", "domain"] = "class",
         sources: list[str] | str = "digits",
-        tasks: PositiveInt | None = None,
+        tasks: Count | None = None,
         domains: list[str] | None = None,
         class_order: int | None = None,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
-        rounds_per_task: PositiveInt | None = None,
+        rounds_per_task: Count | None = None,
         boundaries: list[int] | None = None,
         durations: list[tuple[int, int]] | None = None,
-        stagger: PositiveInt | None = None,
-        clients: PositiveInt = 100,
-        clients_per_round: PositiveInt = 10,
+        stagger: Count | None = None,
+        clients: Count = 100,
+        clients_per_round: Count = 10,
         partition: Literal["dirichlet", "iid"] = "dirichlet",
-        alpha: Concentration = 1.0,
-        samples_per_round: PositiveInt | None = None,
+        alpha: Positive = 1.0,
+        samples_per_round: Count | None = None,
         validation: bool = False,
-        validation_share: OpenUnitInterval = 0.1,
+        validation_share: Fraction = 0.1,
         data_dir: str = "data",
         cache_dir: str | None = None,
         size: Side | None = None,
         download: bool = False,
         flip: bool = False,
-        shift: NonNegativeInt = 0,
+        shift: NonNegativeCount = 0,
         seed: int = 0,
     ) -> None:
         """Describe the stream.

@@ -1,6 +1,6 @@
 """Federated continual learning with variational Bayes."""
 
-from fedbnn import torchvision_ops as _torchvision_ops
+from fedbnn import torchvision_ops as _torchvision_ops  # noqa: F401  (first, before torchvision)
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.export import load
 

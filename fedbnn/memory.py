@@ -17,3 +17,9 @@ def keep() -> bool:
     return bool(adjust(_MMAP_THRESHOLD, LARGEST_ON_HEAP)) and bool(
         adjust(_TRIM_THRESHOLD, KEEP_BYTES)
     )
+
+
+def trim() -> bool:
+    """Give memory that is not in use back to the system; False where there is no glibc."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return bool(give_back(0)) if give_back is not None else False

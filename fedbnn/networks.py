@@ -1,6 +1,8 @@
-"""Plain networks: a backbone that turns images into features, and a linear classifier on top that returns logits.
+"""Plain networks: a backbone that turns images into features, and a linear classifier on top that
+returns logits.
 
-A backbone is an `nn.Module` built from the shape of the images; its `width` is the number of features.
+A backbone is an `nn.Module` built from the shape of the images; its `width` is the number of
+features.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +28,9 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max pooling. Without gradients on a CPU all channels of a pixel lie together: the same numbers, several times faster."""
+    """Max pooling. Without gradients on a CPU all channels of a pixel lie together: the same
+    numbers, several times faster.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         """The largest value of every window."""
@@ -85,7 +89,9 @@ class LeNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), where the shortcut is a convolution if the shape changes."""
+    """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), where the shortcut is a convolution if the
+    shape changes.
+    """
 
     def __init__(
         self, inner: int, outer: int, stride: int, norm: Norm, shortcut_kernel: int, last_relu: bool
@@ -127,7 +133,9 @@ def _stages(blocks: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> n
 
 
 class PaperResNet(nn.Module):
-    """The paper's table, literally: 7x7 stem with stride 4, one residual layer a stage, 3x3 shortcuts, fc 1000."""
+    """The paper's table, literally: 7x7 stem with stride 4, one residual layer a stage, 3x3
+    shortcuts, fc 1000.
+    """
 
     def __init__(self, image_shape: Shape, blocks_per_stage: int = 1, norm: Norm = "batch") -> None:
         super().__init__()
@@ -151,7 +159,9 @@ class PaperResNet(nn.Module):
 
 
 def _paper_side(side: int) -> int:
-    """Side of the last feature map: (side + 2 - 7) // 4 + 1 after the stem, then halved (rounded up) three times."""
+    """Side of the last feature map: (side + 2 - 7) // 4 + 1 after the stem, then halved (rounded
+    up) three times.
+    """
     side = (side - 5) // 4 + 1
     for _ in range(3):
         side = (side + 1) // 2
@@ -159,7 +169,9 @@ def _paper_side(side: int) -> int:
 
 
 class CifarResNet18(nn.Module):
-    """ResNet-18 with a 3x3 stem and global average pooling: the network of the class-incremental literature."""
+    """ResNet-18 with a 3x3 stem and global average pooling: the network of the class-incremental
+    literature.
+    """
 
     def __init__(self, image_shape: Shape, norm: Norm = "batch") -> None:
         super().__init__()

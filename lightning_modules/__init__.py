@@ -1,3 +1,3 @@
 """Clients as LightningModules."""
 
-import fedbnn as _fedbnn
+import fedbnn as _fedbnn  # noqa: F401  (first, before torchvision)

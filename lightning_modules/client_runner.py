@@ -1,54 +1,39 @@
-"""All that happens on a client: read the order, train on the data of the round, answer with an update."""
+"""All that happens on a client: read the instruction, train on the round's data, answer with an
+update.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedbnn import memory, wire
 from fedbnn.bayes.flatten import Layout
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads import places
-from fedbnn.images import ImageSet
+from fedbnn.heads import gaussian, prototypes
+from fedbnn.heads.prototypes import Assembly
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import FedBNN, Method
+from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
-from lightning_modules.assembly import assemble, load_backbone
-from lightning_modules.client_trainer import ClientTrainer
-from lightning_modules.point_fit import fit_points
-from lightning_modules.svi_fit import PosteriorFit
-
-
-class Data(Protocol):
-    """Where a client's images of a round come from."""
-
-    image_shape: tuple[int, int, int]
-
-    def train(self, round: int, client: int) -> ImageSet:
-        """The images of this client in this round."""
-        ...
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one client found: tensors to send, the state it keeps, and its seconds of pure computation."""
-
-    tensors: Mapping[str, Tensor]
-    kept: State | None = None
-    inner: float = 0.0
+from fedbnn.stream import Stream
+from fedbnn.wire import digest
+from lightning_modules.client_trainer import ClientTrainer, LocalTraining
+from lightning_modules.point_client import Answer, Fit, fit_points
+from lightning_modules.svi_client import PosteriorFit
 
 
 class ClientRunner:
-    """The clients of one process: it keeps one network (and one Pyro model) and swaps weights in for each client."""
+    """The clients of one process: it keeps one network (and one Pyro model) and swaps weights
+    in.
+    """
 
     def __init__(
         self,
-        data: Data,
+        stream: Stream,
         backbone: nn.Module,
         layout: Layout,
         method: Method,
@@ -56,77 +41,93 @@ class ClientRunner:
         trainer: Mapping[str, Any],
         seed: int,
     ) -> None:
-        memory.keep()
-        self.data, self.backbone, self.layout, self.method = data, backbone, layout, method
-        self.local, self.fitter, self.seed = local, ClientTrainer(trainer), seed
+        self.stream, self.backbone, self.layout, self.method = stream, backbone, layout, method
+        self.local, self.trainer, self.seed = local, ClientTrainer(trainer), seed
         self.posterior: PosteriorFit | None = None
         self._read: tuple[bytes, FitInstruction, str] | None = None
 
     def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
-        """Answer one order."""
-        start = perf_counter()
+        """Answer one instruction."""
+        began = perf_counter()
         instruction, prior = self._instruction(payload)
-        remembered = State.from_bytes(private) if private else None
-        shown = self.data.train(instruction.round, client)
-        images = self.method.images(shown, remembered)
+        assignment, data = self._assignment(instruction, client, private)
+        with forked(address(self.seed, instruction.exchange, instruction.round, client)):
+            train = instruction.exchange == TRAIN
+            answer = self.train(assignment, data) if train else self.measure(assignment)
+        shared = assignment.images.counts() if self.method.shares_prototypes else {}
+        where = (instruction.run, instruction.round, instruction.exchange, client, prior)
+        update = Update(*where, len(assignment.images), shared, answer.tensors)
+        kept = answer.kept.to_bytes() if answer.kept else None
+        seconds = perf_counter() - began
+        return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds)
+
+    def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
+        """The instruction and its digest, read once for all clients that were sent the same
+        bytes.
+        """
+        if self._read is None or self._read[0] is not payload:
+            self._read = payload, FitInstruction.from_bytes(payload), digest(payload)
+        return self._read[1:]
+
+    def _assignment(
+        self, instruction: FitInstruction, client: int, private: bytes | None
+    ) -> tuple[Assignment, Any]:
+        """What one client trains on, and from where; its data as a Lightning data module."""
+        data = self.stream.at(instruction.round, client, self.local.batch_size)
+        remembered, images = State.from_bytes(private) if private else None, data.images
+        shown = len(images)
+        if self.method.replay is not None:
+            images = self.method.replay.images(images, remembered)
         counts = images.counts()
         if not counts:
             raise ClientFailed("has no data this round")
-        instruction = replace(instruction, state=self.method.begins(instruction.state, remembered))
-        assignment = Assignment(
-            instruction, client, tuple(counts), images, remembered, len(images) - len(shown)
-        )
-        with forked(address(self.seed, instruction.exchange, instruction.round, client)):
-            answer = (
-                self.train(assignment)
-                if instruction.exchange == "train"
-                else self.measure(assignment)
-            )
-        shared = counts if self.method.share == "global" else {}
-        update = Update(
-            instruction.run,
-            instruction.round,
-            instruction.exchange,
-            client,
-            prior,
-            len(images),
-            shared,
-            answer.tensors,
-        )
-        kept = answer.kept.to_bytes() if answer.kept else None
-        return FitResult(client, update.to_bytes(), kept, perf_counter() - start, answer.inner)
+        begun = replace(instruction, state=self.method.begins(instruction.state, remembered))
+        replayed = len(images) - shown
+        return Assignment(begun, client, tuple(counts), images, remembered, replayed), data
 
-    def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
-        """The order and its digest, read once for all clients that were sent the same bytes."""
-        if self._read is None or self._read[0] is not payload:
-            self._read = payload, FitInstruction.from_bytes(payload), wire.digest(payload)
-        return self._read[1:]
-
-    def train(self, assignment: Assignment) -> Answer:
+    def train(self, assignment: Assignment, data: Any) -> Answer:
         """Local training: points, or variational inference once the state is a posterior."""
+        assembly = self._assembled(assignment)
+        network = self.layout.classifier(self.backbone, assembly.rows)
+        labelled = data.with_images(assignment.images.among(assembly.classes))
+        parts = (assembly, network, self.layout, labelled, self.method, self.local, self.trainer)
+        fit = Fit(assignment, *parts)
         if not assignment.instruction.state.bayesian:
-            return Answer(
-                *fit_points(
-                    assignment, self.backbone, self.layout, self.method, self.local, self.fitter
-                )
-            )
+            return fit_points(fit)
         assert isinstance(self.method, FedBNN)
         if self.posterior is None:
-            self.posterior = PosteriorFit(
-                self.backbone, self.layout, self.method, self.data.image_shape
-            )
-        return Answer(*self.posterior.fit(assignment, self.local, self.fitter))
+            shape = self.stream.image_shape
+            self.posterior = PosteriorFit(self.backbone, self.layout, self.method, shape)
+        return self.posterior.fit(fit)
 
     def measure(self, assignment: Assignment) -> Answer:
-        """A later exchange of the round: the method measures something under the newest weights."""
-        start, state = perf_counter(), assignment.instruction.state
-        if assignment.instruction.exchange == places.EXCHANGE:
-            found = places.measure(self.backbone, self.layout, state, assignment.images)
-            return Answer(found, None, perf_counter() - start)
-        load_backbone(self.backbone, self.layout, state)
-        assembly = assemble(
-            state, assignment.classes, self.method, assignment.private, int(self.backbone.width)
-        )
-        network = assembly.classifier(self.backbone).eval()
-        tensors = self.method.measure(assignment, network, self.layout)
-        return Answer(tensors, None, perf_counter() - start)
+        """A later exchange of the round: something is measured under the newest weights."""
+        began, state = perf_counter(), assignment.instruction.state
+        if assignment.instruction.exchange == gaussian.EXCHANGE:
+            found = gaussian.measure(self.backbone, self.layout, state, assignment.images)
+        else:
+            assert self.method.consolidation is not None
+            network = self.layout.classifier(self.backbone, self._assembled(assignment).rows)
+            consolidation = self.method.consolidation
+            found = consolidation.measure(assignment, network.eval(), self.layout)
+        return Answer(found, None, perf_counter() - began)
+
+    def _assembled(self, assignment: Assignment) -> Assembly:
+        """The backbone it was sent put in place, and the prototypes of the client's classifier."""
+        state, held = assignment.instruction.state, assignment.classes
+        self.layout.write(self.backbone, state["backbone"], state["buffers"])
+        holder = state if self.method.shares_prototypes else self._own(assignment)
+        return Assembly(holder, self.method.softmax(holder, held), len(held))
+
+    def _own(self, assignment: Assignment) -> State:
+        """The client's own prototypes, a posterior when the backbone is one, with rows for its
+        classes.
+        """
+        width = int(self.backbone.width)  # type: ignore[arg-type]
+        own = assignment.private or State(prototypes.empty(width))
+        wide = assignment.instruction.state.having({"prototypes": own["prototypes"]})
+        scale = self.method.prototype_scale(wide)
+        if scale is not None and "prototypes.scale" not in own:
+            start = own["prototypes"].new_full(own["prototypes"].shape, scale)
+            own = own.having({"prototypes.scale": start})
+        return prototypes.grow(own, assignment.classes, scale)

@@ -1,17 +1,45 @@
-"""One lean Trainer for all clients of a process: it fits, and does nothing else."""
+"""How a client trains: the `client:` and `trainer:` sections of a configuration, and one Trainer a
+fit.
+"""
 
 import logging
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 from torch.multiprocessing import ProcessRaisedException
 
+from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.images import ImageSet
-from lightning_modules.client import ClientModule, Clip
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains on its data of the round; the same budget for every method.
+
+    Args:
+        optimizer: adam, or sgd with `momentum`.
+        lr: learning rate of the weights (of their means, once Bayesian); a method may set its own.
+        momentum: momentum of sgd.
+        epochs: passes over the data of the round.
+        batch_size: images per step.
+        warmup_epochs: passes that fit prototypes of new classes with the backbone frozen.
+        warmup_lr: learning rate of those passes.
+    """
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Positive = 1e-3
+    momentum: Momentum = 0.0
+    epochs: Count = 5
+    batch_size: Count = 32
+    warmup_epochs: NonNegativeCount = 3
+    warmup_lr: Positive = 1e-2
+
 
 _LEAN: Mapping[str, Any] = {
     "accelerator": "cpu",
@@ -21,83 +49,88 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_RESTARTING = (
-    "ddp",
-    "ddp_spawn",
-    "fsdp",
-    "deepspeed",
-)  # they start the script again, or send the network to a fresh process
-_CLIP = ("gradient_clip_val", "gradient_clip_algorithm")
+_REFUSED: Mapping[str, str] = {
+    "max_epochs": "passes over a client's images are client.epochs",
+    "min_epochs": "passes over a client's images are client.epochs",
+    "num_nodes": "a client trains on one machine; give other machines clients of their own",
+}
+_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
+"""Strategies that start the script again, or send the network to a fresh process."""
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
-    ".*fit_loop.*",
     ".*GPU available but not used.*",
     ".*LeafSpec.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*Experiment logs directory .* exists and is not empty.*",
 )
 
 
 class ClientTrainer:
-    """Fits one module after the other; `options` is the `trainer:` section of the configuration.
+    """Fits one module after the other; `options` are Lightning's own, given to every Trainer.
 
-    A Trainer costs as much to make as some steps of a small network, so it stays, and its progress is set back to the
-    beginning for each client. It is made anew after a fit that failed, and when it forks to several devices.
+    Loggers and callbacks are named by `class_path` and `init_args`; they are made once and see the
+    fits of all clients of the process. Options that mean nothing for a client are refused by name.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        for name, fix in _REFUSED.items():
+            if name in options:
+                raise ConfigError(
+                    f"trainer.{name} is not a client's to set", f"trainer.{name}", fix
+                )
         if options.get("strategy") in _RESTARTING:
             fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
-            raise ConfigError(
-                f"a client cannot train with strategy {options['strategy']}",
-                "trainer.strategy",
-                fix,
-            )
-        if options.get("accumulate_grad_batches", 1) != 1:
-            fix = "raise client.batch_size"
-            raise ConfigError(
-                "a client does not accumulate gradients", "trainer.accumulate_grad_batches", fix
-            )
-        self._options = {name: value for name, value in options.items() if name not in _CLIP}
-        self._clip = Clip(*(options.get(name) for name in _CLIP))
-        self._trainer: pl.Trainer | None = None
+            what = f"a client cannot train with strategy {options['strategy']}"
+            raise ConfigError(what, "trainer.strategy", fix)
+        made = {name: _built(value, f"trainer.{name}") for name, value in options.items()}
+        self._options = {**_LEAN, **_side_by_side(options), **made}
+        logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
-    def fit(self, module: ClientModule, images: ImageSet, passes: int) -> pl.Trainer:
-        """Fit a module for some passes over the images.
+    def fit(self, module: pl.LightningModule, data: pl.LightningDataModule, epochs: int) -> int:
+        """Fit a module to a client's data for so many epochs; the optimiser steps it took.
 
-        Lightning leaves layers found in eval mode in eval mode, and a network that has just been measured is: so it is
-        put into training mode here.
+        Lightning leaves layers found in eval mode in eval mode, and a network that has just been
+        measured is: so it is put into training mode here.
         """
         module.train()
-        module.clip = self._clip
-        with warnings.catch_warnings():
-            for text in _CHATTER:
-                warnings.filterwarnings("ignore", text)
-            trainer, self._trainer = self._ready(passes), None
+        with _quiet():
+            trainer = pl.Trainer(**self._options, max_epochs=epochs)
             try:
-                trainer.fit(module, images.loader(module.local.batch_size, shuffle=True))
+                trainer.fit(module, datamodule=data)
             except (FloatingPointError, ProcessRaisedException) as error:
-                raise ClientFailed(
-                    str(error).strip().splitlines()[-1].removeprefix("FloatingPointError: ")
-                ) from error
-        self._trainer = trainer if trainer.num_devices == 1 else None
-        return trainer
+                last = str(error).strip().splitlines()[-1]
+                raise ClientFailed(last.removeprefix("FloatingPointError: ")) from error
+        return trainer.global_step
 
-    def _ready(self, passes: int) -> pl.Trainer:
-        """A Trainer at its beginning; a pass over the images is an epoch."""
-        if self._trainer is None:
-            logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-            self._trainer = pl.Trainer(
-                **{**_LEAN, **_side_by_side(self._options), **self._options, "max_epochs": 1}
-            )
-        epochs_loop = self._trainer.fit_loop
-        epochs_loop.max_epochs = passes
-        steps_loop = epochs_loop.epoch_loop
-        steps = steps_loop.manual_optimization.optim_step_progress
-        for progress in (epochs_loop.epoch_progress, steps_loop.batch_progress, steps):
-            progress.reset()
-        return self._trainer
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Advice that is wrong for small fits of many clients is not shown."""
+    with warnings.catch_warnings():
+        for text in _CHATTER:
+            warnings.filterwarnings("ignore", text)
+        yield
 
 
 def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
-    """Several devices fork from this process: a strategy that starts the script again would play every round twice."""
-    return {} if options.get("devices", 1) in (1, "1", "auto") else {"strategy": "ddp_fork"}
+    """Several devices fork from this process: restarting the script would play every round
+    twice.
+    """
+    alone = options.get("devices", 1) in (1, "1", "auto")
+    return {} if alone else {"strategy": "ddp_fork"}
+
+
+def _built(value: Any, where: str) -> Any:
+    """The value, with every `{class_path, init_args}` in it made an object."""
+    if isinstance(value, list):
+        return [_built(part, where) for part in value]
+    if not isinstance(value, Mapping) or "class_path" not in value:
+        return value
+    module, _, name = str(value["class_path"]).rpartition(".")
+    try:
+        made = getattr(import_module(module), name)
+        return made(**{key: _built(v, where) for key, v in value.get("init_args", {}).items()})
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        what = f"{value['class_path']} cannot be made: {error}"
+        raise ConfigError(what, where, "give class_path: package.Class and init_args") from error

@@ -1,59 +1,215 @@
-"""A client whose weights are points: cross-entropy plus whatever its method adds."""
+"""A client whose weights are points: from the state it was sent to the tensors it answers with."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedbnn.federation.local import LocalTraining
-from fedbnn.methods.base import LocalObjective, Method
+from fedbnn.bayes.flatten import Layout
+from fedbnn.heads.prototypes import Assembly
+from fedbnn.images import Batch
+from fedbnn.methods import Method
+from fedbnn.methods.base import Assignment
+from fedbnn.methods.objectives import LocalObjective
 from fedbnn.networks import Classifier
-from lightning_modules.client import ClientModule, optimizer
+from fedbnn.state import State
+from lightning_modules.client_trainer import ClientTrainer, LocalTraining
+
+LARGEST = 1e8
+"""A loss beyond this many nats per image is as lost as one that is no number."""
+
+
+class ClientModule(pl.LightningModule, ABC):
+    """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
+
+    `seconds` are those of forward, backward and optimiser alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = self._step_began = 0.0
+        self.worst = torch.zeros(())
+
+    @abstractmethod
+    def objective(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss; it is logged where somebody listens, a logger or a callback."""
+        began = perf_counter()
+        loss = self.objective(*batch)
+        self.seconds += perf_counter() - began
+        self.worst = torch.maximum(self.worst.to(loss.device), loss.detach().abs())
+        if self.trainer.loggers or self.trainer.callbacks:
+            self.log("train/loss", loss.detach(), batch_size=len(batch[1]))
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """The backward pass, timed."""
+        began = perf_counter()
+        loss.backward(*args, **kwargs)
+        self.seconds += perf_counter() - began
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients are there: let the method change them, then start the clock of the step."""
+        self.correct()
+        self._step_began = perf_counter()
+
+    def correct(self) -> None:
+        """Change the gradients in place, if the method does."""
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """The step of the optimiser, timed from when the gradients were there."""
+        super().optimizer_step(*args, **kwargs)
+        self.seconds += perf_counter() - self._step_began
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """A lone image has no batch statistics: batch norm then keeps those it has."""
+        if len(batch[1]) == 1:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                    module.eval()
+
+    def on_train_epoch_end(self) -> None:
+        """The loss must have been a number, and one that a fit can have."""
+        worst = float(self.worst)
+        if not worst < LARGEST:
+            raise FloatingPointError(
+                f"diverged: the loss is {worst} in epoch {self.current_epoch + 1}"
+            )
+
+    def get_extra_state(self) -> Tensor:
+        """The clock travels with the weights, so that it comes back from other ranks' processes."""
+        return torch.tensor([self.seconds], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """The clock of the process that trained."""
+        self.seconds = float(state[0])
+
+
+def optimizer(
+    kind: str, groups: Iterable[Any], lr: float, momentum: float = 0.0
+) -> torch.optim.Optimizer:
+    """Adam or SGD, fused."""
+    if kind == "adam":
+        return torch.optim.Adam(groups, lr, fused=True)
+    return torch.optim.SGD(groups, lr, momentum=momentum, fused=True)
 
 
 class PointClient(ClientModule):
-    """Trains backbone and rows of one client with the objective of its method."""
+    """Trains backbone and prototypes of one client with the objective of its method."""
 
     def __init__(
-        self, network: Classifier, objective: LocalObjective, method: Method, local: LocalTraining
+        self, network: Classifier, terms: LocalObjective, method: Method, local: LocalTraining
     ) -> None:
-        super().__init__(local)
-        self.network, self.terms, self.lr = network, objective, method.lr or local.lr
-        self.kind, self.momentum = (
-            (method.optimizer, 0.0) if method.optimizer else (local.optimizer, local.momentum)
-        )
+        super().__init__()
+        self.network, self.terms, self.lr = network, terms, method.lr or local.lr
+        self.kind = method.optimizer or local.optimizer
+        self.momentum = 0.0 if method.optimizer else local.momentum
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms."""
         return self.terms.loss(self.network, images, labels)
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the method change the gradients (control variates)."""
+    def correct(self) -> None:
+        """Let the method change the gradients (penalties, control variates)."""
         self.terms.correct(self.network, self.lr)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One fresh optimiser: nothing of it lives longer than the round."""
-        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
-        return optimizer(self.kind, trained, self.lr, self.momentum)
+        return optimizer(self.kind, self.network.parameters(), self.lr, self.momentum)
 
 
 class WarmUp(ClientModule):
-    """Fits the rows of classes nobody has met before, with everything else frozen."""
+    """Fits the prototypes of classes nobody has met before, with everything else frozen."""
 
-    def __init__(self, network: Classifier, fresh: Tensor, local: LocalTraining) -> None:
-        super().__init__(local)
-        self.network, self.lr = network, local.warmup_lr
+    def __init__(self, network: Classifier, fresh: Tensor, lr: float) -> None:
+        super().__init__()
+        self.network, self.lr = network, lr
         self.register_buffer("frozen", ~fresh, persistent=False)
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over features that no gradient reaches."""
         with torch.no_grad():
             features = self.network.backbone(images)
-        return torch.nn.functional.cross_entropy(self.network.head(features), labels)
+        return nn.functional.cross_entropy(self.network.head(features), labels)
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Rows that are not new do not move."""
+    def correct(self) -> None:
+        """Prototypes that are not new do not move."""
         for parameter in self.network.head.parameters():
+            assert parameter.grad is not None
             parameter.grad[self.frozen] = 0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam on the rows alone."""
-        return optimizer("adam", self.network.head.parameters(), self.lr, 0.0)
+        """Adam on the prototypes alone."""
+        return optimizer("adam", self.network.head.parameters(), self.lr)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one client found: tensors to send, the state it keeps, its seconds of computation."""
+
+    tensors: dict[str, Tensor]
+    kept: State | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One client ready to train: its classifier on the backbone it was sent, and its data.
+
+    `data` are the client's images with labels that number the classes of the `assembly`.
+    """
+
+    assignment: Assignment
+    assembly: Assembly
+    network: Classifier
+    layout: Layout
+    data: pl.LightningDataModule
+    method: Method
+    local: LocalTraining
+    trainer: ClientTrainer
+
+    def warm_up(self) -> float:
+        """Fit fresh prototypes, the backbone and its batch statistics frozen; the seconds it
+        took.
+        """
+        fresh, epochs = self.assembly.fresh, self.local.warmup_epochs
+        if not epochs or not bool(fresh.any()):
+            return 0.0
+        backbone = self.network.backbone
+        statistics = {name: value.clone() for name, value in backbone.named_buffers()}
+        self.network.requires_grad_(False).head.requires_grad_(True)
+        module = WarmUp(self.network, fresh, self.local.warmup_lr)
+        self.trainer.fit(module, self.data, epochs)
+        with torch.no_grad():
+            for name, value in backbone.named_buffers():
+                value.copy_(statistics[name])
+        return module.seconds
+
+    def keep(self, rows: dict[str, Tensor]) -> State:
+        """The client's own prototypes, where they stay at home."""
+        return self.assembly.kept(rows, self.assignment.images.counts().values())
+
+
+def fit_points(fit: Fit) -> Answer:
+    """Warm new prototypes up, train everything, and read out what is sent and what is kept."""
+    warm = fit.warm_up()
+    network = fit.network.requires_grad_(True)
+    terms = fit.method.objective(fit.assignment, network, fit.layout)
+    client = PointClient(network, terms, fit.method, fit.local)
+    steps = fit.trainer.fit(client, fit.data, fit.local.epochs)
+    weights = fit.layout.from_parameters(dict(network.named_parameters()))
+    weights["buffers"] = fit.layout.read(network.backbone)[1]
+    rows = weights.pop("prototypes")
+    if fit.method.shares_prototypes:
+        weights["prototypes"] = rows[: fit.assembly.held]
+    sent, kept = terms.sends(weights, steps, client.lr), terms.keeps()
+    if not fit.method.shares_prototypes:
+        kept = fit.keep({"prototypes": rows}).having(kept.tensors if kept else {})
+    return Answer(sent, kept, warm + client.seconds)

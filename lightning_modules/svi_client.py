@@ -1,21 +1,30 @@
-"""A client whose weights are a posterior: stochastic variational inference from the prior it was sent."""
+"""A client whose weights are a posterior: local variational inference from the prior it was
+sent.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, MeanFieldGuide
-from fedbnn.federation.local import LocalTraining
+from fedbnn.bayes.elbo import ClosedFormELBO
+from fedbnn.bayes.flatten import Layout
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
+from fedbnn.messages import FitInstruction
 from fedbnn.methods.fedbnn import FedBNN
-from lightning_modules.client import ClientModule, optimizer
+from fedbnn.seeds import forked
+from lightning_modules.client_trainer import LocalTraining
+from lightning_modules.point_client import Answer, ClientModule, Fit, optimizer
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where local inference begins: the prior over the flat vector, and the means the guide starts from.
+    """Where local inference begins: the prior over the flat vector, and the means of the guide.
 
-    They differ only in rows that were warmed up: their prior is the row before warm-up, else data count twice.
+    They differ only in prototypes that were warmed up: their prior is the one before, else data
+    count twice.
     """
 
     loc: Tensor
@@ -35,12 +44,11 @@ class SVIClient(ClientModule):
         method: FedBNN,
         local: LocalTraining,
     ) -> None:
-        super().__init__(local)
+        super().__init__()
         model.swap(start.loc, start.scale)
         guide.swap(start.guide_loc, start.scale)
-        model.centre = guide.loc if method.flipout else None
-        self.elbo = ClosedFormELBO(kl_weight, method.mc_samples)(model, guide)
-        self.method = method
+        self.elbo = ClosedFormELBO(kl_weight)(model, guide)
+        self.method, self.local = method, local
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""
@@ -48,38 +56,90 @@ class SVIClient(ClientModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Means (and what stays a point) at the learning rate, log scales at a multiple of it."""
-        lr = self.method.lr or self.local.lr
-        guide, points = self.elbo.guide, self.elbo.model.points()
-        groups = [
-            {"params": [guide.loc, *points]},
-            {"params": [guide.log_scale], "lr": lr * self.method.scale_lr},
-        ]
-        return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
+        """Means at the learning rate, log scales at a multiple of it."""
+        lr, guide = self.method.lr or self.local.lr, self.elbo.guide
+        means = {"params": [guide.loc, *self.elbo.model.trained()]}
+        scales = {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}
+        return optimizer(self.local.optimizer, [means, scales], lr, self.local.momentum)
 
 
 def kl_weights(
-    method: FedBNN,
-    latent: int,
-    features: int,
-    counts: dict[str, int],
-    totals: tuple[int, dict[str, int]],
+    method: FedBNN, backbone: int, width: int, counts: Mapping[str, int], sent: FitInstruction
 ) -> Tensor:
     """The weight of each KL term beside the mean cross-entropy.
 
-    round    backbone tau / N,   row c  tau n_kc / (n_k N_c):  the client scales its likelihood to the round
+    round    backbone tau / N,   prototype c  tau n_kc / (n_k N_c):  likelihood scaled to the round
     client   tau / n_k
     weights  tau / (number of weights)
+
+    `counts` are the client's images by class of its softmax, 0 for classes it does not hold;
+    prototypes are `width` wide.
     """
-    images, (everyone, by_class) = sum(counts.values()), totals
-    size = latent + len(counts) * (features + 1)
+    images, size = sum(counts.values()), backbone + len(counts) * width
     if method.kl_per != "round":
         return torch.full(
             (size,), method.temperature / (images if method.kl_per == "client" else size)
         )
     rows = [
-        count / (images * by_class.get(name, count)) if count else 1 / everyone
+        count / (images * sent.class_totals.get(name, count)) if count else 1 / sent.total
         for name, count in counts.items()
     ]
-    rows_weight = torch.tensor(rows).repeat_interleave(features + 1)
-    return method.temperature * torch.cat([torch.full((latent,), 1 / everyone), rows_weight])
+    by_row = torch.tensor(rows).repeat_interleave(width)
+    return method.temperature * torch.cat([torch.full((backbone,), 1 / sent.total), by_row])
+
+
+class PosteriorFit:
+    """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        layout: Layout,
+        method: FedBNN,
+        image_shape: tuple[int, int, int],
+    ) -> None:
+        self.method, self.layout = method, layout
+        with forked(0):  # made when the first client comes, it must not use up that client's draws
+            self.model = BayesianModel(backbone, layout, method.function_prior)
+            self.guide = guide_for(self.model, image_shape)
+
+    def fit(self, fit: Fit) -> Answer:
+        """Warm new prototypes up, infer the posterior, and divide the prior out."""
+        sent, state = fit.assignment.instruction, fit.assignment.instruction.state
+        warm = fit.warm_up()
+        start, width = self._start(fit), self.model.features + 1
+        held = fit.assignment.images.counts()
+        counts = {name: held.get(name, 0) for name in fit.assembly.classes}
+        weights = kl_weights(self.method, self.layout.size, width, counts, sent)
+        self.model.network.requires_grad_(False)
+        if self.model.function_prior is not None:
+            self.model.function_prior.swap(state["backbone"], state["buffers"])
+        client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
+        fit.trainer.fit(client, fit.data, fit.local.epochs)
+        return self._answer(fit, start, warm + client.seconds)
+
+    def _start(self, fit: Fit) -> Start:
+        """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
+        state, assembly = fit.assignment.instruction.state, fit.assembly
+        warmed = self.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
+        loc, guide_loc = (
+            torch.cat([state["backbone"], rows.reshape(-1)]) for rows in (assembly.rows, warmed)
+        )
+        scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
+        return Start(loc, scale, guide_loc)
+
+    def _answer(self, fit: Fit, start: Start, seconds: float) -> Answer:
+        """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
+        loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
+        factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
+        parts = {"precision": factor.precision.float(), "info": factor.info.float()}
+        size, width, held = self.layout.size, self.model.features + 1, fit.assembly.held
+        sent = {f"backbone.{name}": value[:size] for name, value in parts.items()}
+        sent["buffers"] = self.layout.read(fit.network.backbone)[1]
+        if not self.method.shares_prototypes:
+            own = {"prototypes": loc, "prototypes.scale": scale}
+            rows = {name: value[size:].view(-1, width) for name, value in own.items()}
+            return Answer(sent, fit.keep(rows), seconds)
+        for name, value in parts.items():
+            sent[f"prototypes.{name}"] = value[size:].view(-1, width)[:held]
+        return Answer(sent, None, seconds)

@@ -1,1 +1,3 @@
-"""The Bayesian neural network: Gaussians, the flat layout of weights, the Pyro model and its ELBO."""
+"""The Bayesian neural network: Gaussians, the flat layout of weights, the Pyro model and its
+ELBO.
+"""

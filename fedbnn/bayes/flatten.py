@@ -1,4 +1,9 @@
-"""Where each weight of a backbone lives in one flat vector, and how wide its initial uncertainty is."""
+"""Where each weight lives in one flat vector, and how wide its initial uncertainty is.
+
+A network is a backbone and a classifier. The weights of the backbone are one vector (P,), the
+classifier is its prototypes (C, d + 1): weights and bias of one class side by side. This file alone
+maps both to the parameters of a module and back.
+"""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-_NORMS = (nn.BatchNorm2d, nn.GroupNorm)
+from fedbnn.networks import Classifier
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: its name, its shape, its place in the vector, and the fan-in of its layer."""
+    """One parameter of the backbone: its name, shape, place in the vector, and its layer's
+    fan-in.
+    """
 
     name: str
     shape: torch.Size
@@ -23,10 +30,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a backbone's parameters in the flat vector: first the `latent` ones, then those that stay points."""
+    """The order of a backbone's parameters in the flat vector, and of its running statistics."""
 
     slots: tuple[Slot, ...]
-    latent: int
     buffers: tuple[str, ...]
 
     @property
@@ -35,68 +41,74 @@ class Layout:
         return self.slots[-1].stop
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Parameters by name, as views into the vector (or into its latent beginning).
+        """Parameters of the backbone by name, as views into the vector.
 
         One split, not a slice per slot: the gradient of a slice is a zero vector of full size.
         """
-        fitting = [slot for slot in self.slots if slot.stop <= len(vector)]
-        parts = vector.split([slot.stop - slot.start for slot in fitting])
-        return {slot.name: part.view(slot.shape) for slot, part in zip(fitting, parts, strict=True)}
+        parts = vector.split([slot.stop - slot.start for slot in self.slots])
+        return {s.name: part.view(s.shape) for s, part in zip(self.slots, parts, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of these tensors by name."""
         return torch.cat([tensors[slot.name].detach().reshape(-1) for slot in self.slots])
 
+    def by_parameter(self, backbone: Tensor, prototypes: Tensor) -> dict[str, Tensor]:
+        """A flat backbone and prototypes, by the names of a classifier's parameters."""
+        named = {f"backbone.{name}": value for name, value in self.views(backbone).items()}
+        return {**named, "head.weight": prototypes[:, :-1], "head.bias": prototypes[:, -1]}
+
+    def from_parameters(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `by_parameter`: `backbone` (P,) and `prototypes` (C, d + 1), as copies."""
+        backbone = {slot.name: named[f"backbone.{slot.name}"] for slot in self.slots}
+        prototypes = torch.cat([named["head.weight"], named["head.bias"][:, None]], 1)
+        return {"backbone": self.flatten(backbone), "prototypes": prototypes.detach()}
+
     def read(self, backbone: nn.Module) -> tuple[Tensor, Tensor]:
-        """Weights and buffers of a backbone as two flat vectors (copies)."""
+        """Weights and running statistics of a backbone as two flat vectors (copies)."""
         named = dict(backbone.named_buffers())
         statistics = [named[name].detach().float().reshape(-1) for name in self.buffers]
-        return self.flatten(dict(backbone.named_parameters())), torch.cat(
-            statistics
-        ) if statistics else torch.zeros(0)
+        weights = self.flatten(dict(backbone.named_parameters()))
+        return weights, torch.cat(statistics) if statistics else torch.zeros(0)
 
     def write(self, backbone: nn.Module, weights: Tensor, buffers: Tensor) -> None:
-        """Set weights and buffers of a backbone from two flat vectors."""
+        """Set weights and running statistics of a backbone from two flat vectors."""
         parameters, named = dict(backbone.named_parameters()), dict(backbone.named_buffers())
         with torch.no_grad():
             for name, value in self.views(weights).items():
                 parameters[name].copy_(value)
-            start = 0
-            for name in self.buffers:
-                stop = start + named[name].numel()
-                named[name].copy_(buffers[start:stop].view(named[name].shape))
-                start = stop
+            sizes = [named[name].numel() for name in self.buffers]
+            for name, part in zip(self.buffers, buffers.split(sizes) if sizes else (), strict=True):
+                named[name].copy_(part.view(named[name].shape))
+
+    def classifier(self, backbone: nn.Module, prototypes: Tensor) -> Classifier:
+        """A classifier with these prototypes on this backbone."""
+        network = Classifier(backbone, len(prototypes))
+        with torch.no_grad():
+            network.head.weight.copy_(prototypes[:, :-1])
+            network.head.bias.copy_(prototypes[:, -1])
+        return network
 
     def initial_scale(self, gain: float, constant: bool = False) -> Tensor:
-        """Initial posterior scale of each latent weight: gain / sqrt(fan_in) of its layer, or `gain` everywhere."""
-        widths = [
-            torch.full((slot.stop - slot.start,), 1.0 if constant else slot.fan_in**-0.5)
-            for slot in self.slots
-        ]
-        return gain * torch.cat(widths)[: self.latent]
+        """Initial posterior scale of each weight: gain / sqrt(fan_in) of its layer, or `gain`."""
+        widths = [1.0 if constant else slot.fan_in**-0.5 for slot in self.slots]
+        sizes = torch.tensor([slot.stop - slot.start for slot in self.slots])
+        return gain * torch.tensor(widths).repeat_interleave(sizes)
 
 
-def layout_of(backbone: nn.Module, bayes_norm: bool = True) -> Layout:
-    """The layout of a backbone; with `bayes_norm` false, scale and shift of norm layers stay points, at the end."""
-    entries = [entry for module in backbone.named_modules() for entry in _entries(*module)]
-    entries.sort(key=lambda entry: entry[3] and not bayes_norm)
+def layout_of(backbone: nn.Module) -> Layout:
+    """The layout of a backbone."""
     slots, start = [], 0
-    for name, parameter, fan_in, _ in entries:
-        slots.append(Slot(name, parameter.shape, start, start + parameter.numel(), fan_in))
-        start += parameter.numel()
-    latent = sum(entry[1].numel() for entry in entries if bayes_norm or not entry[3])
-    buffers = tuple(name for name, value in backbone.named_buffers() if value.is_floating_point())
-    return Layout(tuple(slots), latent, buffers)
+    for prefix, module in backbone.named_modules():
+        own = list(module.named_parameters(prefix, recurse=False))
+        for name, parameter in own:
+            stop = start + parameter.numel()
+            slots.append(Slot(name, parameter.shape, start, stop, _fan_in([p for _, p in own])))
+            start = stop
+    buffers = [name for name, value in backbone.named_buffers() if value.is_floating_point()]
+    return Layout(tuple(slots), tuple(buffers))
 
 
-def _entries(prefix: str, module: nn.Module) -> list[tuple[str, nn.Parameter, int, bool]]:
-    """(name, parameter, fan-in, is it of a norm layer) of the parameters a module holds itself."""
-    own = list(module.named_parameters(recurse=False))
-    fan_in = max(
-        (math.prod(p.shape[1:]) for _, p in own if p.dim() > 1),
-        default=max((p.numel() for _, p in own), default=1),
-    )
-    return [
-        (f"{prefix}.{name}" if prefix else name, p, fan_in, isinstance(module, _NORMS))
-        for name, p in own
-    ]
+def _fan_in(parameters: list[nn.Parameter]) -> int:
+    """Inputs of one unit of a layer with these parameters; of a norm layer, its width."""
+    matrices = [math.prod(p.shape[1:]) for p in parameters if p.dim() > 1]
+    return max(matrices or [p.numel() for p in parameters])

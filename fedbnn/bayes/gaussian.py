@@ -57,7 +57,9 @@ class Gaussian:
         return Gaussian(self.precision[index], self.info[index])
 
     def kl(self, other: "Gaussian") -> Tensor:
-        """KL(self || other), summed: 1/2 sum(L_q / L_p - 1 - log(L_q / L_p) + L_q (m_p - m_q)^2)."""
+        """KL(self || other), summed: 1/2 sum(L_q / L_p - 1 - log(L_q / L_p) + L_q (m_p -
+        m_q)^2).
+        """
         ratio = other.precision / self.precision
         distance = other.precision * (self.loc - other.loc).square()
         return 0.5 * (ratio - 1 - ratio.log() + distance).sum()
@@ -65,8 +67,9 @@ class Gaussian:
     def moved(self, factor: "Gaussian", floor: float) -> "Gaussian":
         """This density times a factor, but never less certain than `floor` of itself.
 
-        L = max(L_0 + dL, floor L_0),  m = m_0 + (de - dL m_0) / L:  the plain product where that is certain enough. Where it
-        is not, e / L would run away and change its sign; so the step from m_0 is taken with the precision that is kept.
+        L = max(L_0 + dL, floor L_0),  m = m_0 + (de - dL m_0) / L:  the plain product where that is
+        certain enough. Where it is not, e / L would run away and change its sign; so the step from
+        m_0 is taken with the precision that is kept.
         """
         precision = torch.maximum(self.precision + factor.precision, floor * self.precision)
         loc = self.loc + (factor.info - factor.precision * self.loc) / precision

@@ -22,7 +22,7 @@ from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
 from fedbnn.federation.engines.answers import one_thread
 from fedbnn.federation.experiment import Experiment
-from fedbnn.heads.places import EXCHANGE
+from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.storage import environment, manifests, records
 from fedbnn.stream import Stream

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn import memory
+from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, ClosedFormELBO, guide_for
+from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.cli.bench import interleaved, summary
 from fedbnn.networks import NETWORKS, Classifier
 
@@ -75,9 +76,9 @@ def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Los
     backbone = NETWORKS[network](IMAGE)
     model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
     guide = guide_for(model, IMAGE)
-    size = model.layout.latent + CLASSES * (model.features + 1)
+    size = model.layout.size + CLASSES * (model.features + 1)
     model.swap(0.02 * torch.randn(size), torch.full((size,), 0.01))
-    guide.swap(model.loc, model.scale)
+    guide.swap(model.moments.loc, model.moments.scale)
     trained = nn.ModuleList(
         [guide] if model.function_prior is None else [guide, model.function_prior]
     )

@@ -20,7 +20,7 @@ from fedbnn.cli.main import Arguments, numbers, positive, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
-from fedbnn.report import comparison_tables, page, sweeps
+from fedbnn.report import page, tables
 from fedbnn.storage import manifests, runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.tracking import console
@@ -254,20 +254,16 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
     """What the finished cells say together; of a sweep first each value by itself, then all."""
     if not done:
         return
+    run_dirs, results = [cell.directory for cell in done], [cell.results() for cell in done]
     if sweep is None:
-        written = page.write_comparison([cell.directory for cell in done], directory, title)
-        tables = comparison_tables.main([cell.results() for cell in done])
+        written, made = page.write(run_dirs, directory, title), tables.main(results)
     else:
         for value in sweep.values:
             mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
             if mine:
-                said = f"{sweep.key}={value}"
-                page.write_comparison(mine, directory / said, f"{title}, {sweep.key} = {value}")
-        values, title = (
-            {c.directory: sweep.of(c) for c in done},
-            f"{title}, {sweep.key} = {', '.join(sweep.values)}",
-        )
-        written = page.write_sweep(sweep.key, values, directory, title)
-        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in done])
-        tables = [comparison_tables.averages(named)]
-    console.show(tables, f"report  {written.page}")
+                page.write(mine, directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}")
+        varied = tables.Varied(sweep.key, [sweep.of(cell) for cell in done])
+        title = f"{title}, {sweep.key} = {', '.join(sweep.values)}"
+        written = page.write(run_dirs, directory, title, sweep=varied)
+        made = [tables.averages(varied.named(results))]
+    console.show(made, f"report  {written.page}")

@@ -15,27 +15,24 @@ from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
-from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.export import Card
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.engines.processes import ProcessEngine
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.experiment import Experiment
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads import HEADS, GaussianHead, Head, library
+from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
-from fedbnn.methods.boundary import without_boundaries
+from fedbnn.methods.base import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from fedbnn.stream import Stream
-from fedbnn.tracking.tracking import Track
+from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
+from lightning_modules.client_trainer import LocalTraining
 
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
-HEAD_FIELDS = {
-    name: f"head_{name}" for name in ("decay", "memory", "ridge", "drift", "temperature", "prior")
-} | {"prototypes": "head_rows"}
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
 
 SCHEMA: Schema = {
@@ -49,7 +46,6 @@ SCHEMA: Schema = {
         {name: preset.method for name, preset in METHODS.items()},
         "fedbnn",
         presets={name: preset.defaults for name, preset in METHODS.items()},
-        given=("head", *HEAD_FIELDS.values()),
     ),
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),
@@ -72,10 +68,11 @@ SCHEMA: Schema = {
 def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
     """Every part of a run that lives in this directory; nothing is written or started yet."""
     stream, backbone, layout, method, head = parts = _parts(parsed)
+    card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
-    if method.share == "global":
-        state |= library.empty(int(backbone.width))  # type: ignore[arg-type]
+    if method.shares_prototypes:
+        state |= prototypes.empty(int(backbone.width))  # type: ignore[arg-type]
     return Experiment(
         config=parsed.values,
         run_dir=run_dir,
@@ -85,7 +82,7 @@ def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
         head=head,
         backbone=backbone,
         layout=layout,
-        card=_card(parsed, parts),
+        card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=_engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
@@ -103,18 +100,18 @@ def client_runner(config: Mapping[str, Any]) -> ClientRunner:
 def _parts(parsed: Parsed) -> Parts:
     """What server and clients share in one process; the seed alone decides the first weights."""
     opened, head = parsed.build("stream", seed=parsed["seed"]), parsed.build("head")
-    method = _method(parsed, head)
+    method = parsed.build("method")
     method = method if opened.separate else without_boundaries(method)
     with forked(address(parsed["seed"], "network")):
         backbone = parsed.build("network", image_shape=opened.image_shape)
-    return method.stream(opened), backbone, layout_of(backbone, method.latent_norm), method, head
+    return method.stream(opened), backbone, layout_of(backbone), method, head
 
 
 def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
     """The client's side, with these parts."""
     stream, backbone, layout, method, _ = parts
     local, trainer = parsed.build("client"), parsed.build("trainer")
-    return ClientRunner(stream, backbone, layout, method, local, trainer, parsed["seed"])  # type: ignore[arg-type]
+    return ClientRunner(stream, backbone, layout, method, local, trainer, parsed["seed"])
 
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
@@ -127,19 +124,3 @@ def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
         given |= {"entry": entry, "config": parsed.values, "log": run_dir / "log.txt"}
     engine: Engine = parsed.build("engine", **given)
     return engine
-
-
-def _card(parsed: Parsed, parts: Parts) -> Card:
-    """What the deployed model says about itself."""
-    stream, _, _, method, head = parts
-    read = head if isinstance(head, GaussianHead) else GaussianHead()
-    how = read.temperature, read.prototypes, read.prior
-    look = stream.image_shape, (), stream.preprocess, method.latent_norm
-    return Card(parsed["network"], *look, *how)
-
-
-def _method(parsed: Parsed, head: Head) -> Method:
-    """The method; the options of the head are fields of it, until methods and heads are apart."""
-    options = {HEAD_FIELDS[name]: value for name, value in vars(head).items()}
-    method: Method = parsed.build("method", head=parsed["head"]["name"], **options)
-    return method

@@ -73,10 +73,9 @@ def _report(argv: Sequence[str]) -> int:
     together, about = Path("runs/comparison"), "where a comparison goes"
     parser.add_argument("--out", type=Path, default=together, help=about)
     options = parser.parse_args(argv)
-    if len(options.run_dirs) > 1:
-        written = page.write_comparison(options.run_dirs, options.out, options.out.name)
-    else:
-        written = page.write_run(options.run_dirs[0])
+    several = len(options.run_dirs) > 1
+    directory, title = (options.out, options.out.name) if several else (options.run_dirs[0], None)
+    written = page.write(options.run_dirs, directory, title)
     print(f"report  {written.page}")
     return 0
 

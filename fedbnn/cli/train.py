@@ -24,7 +24,7 @@ from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
 from fedbnn.federation import experiment
-from fedbnn.report import comparison_tables, page
+from fedbnn.report import figures, page, tables
 from fedbnn.storage import manifests, runs
 from fedbnn.tracking import console
 
@@ -57,12 +57,12 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 def _dry_run(parsed: Parsed) -> int:
     """The schedule of a stream as rows, and as a picture."""
-    from datamodules.schedule_view import draw_schedule, schedule_rows
-
     stream = parsed.build("stream", seed=parsed["seed"])
     picture = Path(f"{Path(parsed['name']).name}-schedule.png")
-    draw_schedule(stream, picture)
-    console.schedule([vars(row) for row in schedule_rows(stream)])
+    shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
+    drawn = figures.schedule(shares, [task.name for task in stream.tasks])
+    drawn.savefig(picture, dpi=150)
+    console.schedule(stream.schedule_rows())
     print(f"picture  {picture}")
     return 0
 
@@ -87,8 +87,8 @@ def _train(wanted: Sequence[Parsed]) -> int:
             sys.stderr.write(stopped.message(directory) + "\n")
             return int(stopped.code)
     if len(found) > 1:
-        written = page.write_comparison(directories, first / "beside", str(wanted[0]["name"]))
-        console.show([comparison_tables.averages(found)], f"side by side  {written.page}")
+        written = page.write(directories, first / "beside", str(wanted[0]["name"]))
+        console.show([tables.averages(found)], f"side by side  {written.page}")
     return 0
 
 

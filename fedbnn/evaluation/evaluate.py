@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
-from jsonargparse.typing import NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from fedbnn.config.ranges import Count, NonNegativeCount
 from fedbnn.evaluation import metrics
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator
@@ -37,12 +37,12 @@ class Evaluation:
         both_heads: with `head: gaussian`, also test the linear rows: what the head gives.
     """
 
-    every: NonNegativeInt = 1
-    images: PositiveInt | None = 1000
-    tasks_every: PositiveInt | None = None
-    novelty_images: NonNegativeInt = 500
-    batch_size: PositiveInt = 500
-    samples: PositiveInt = 8
+    every: NonNegativeCount = 1
+    images: Count | None = 1000
+    tasks_every: Count | None = None
+    novelty_images: NonNegativeCount = 500
+    batch_size: Count = 500
+    samples: Count = 8
     both_heads: bool = False
 
     def full(self, round: int, stream: Stream) -> bool:

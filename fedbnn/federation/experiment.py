@@ -15,15 +15,19 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config import yaml
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FedBNNError
-from fedbnn.evaluation import diagnostics, per_client, results
-from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
-from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.evaluation import results
+from fedbnn.evaluation.evaluate import (
+    Evaluation,
+    evaluate_clients,
+    evaluate_round,
+    with_prototypes,
+)
+from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.export import Card
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
-from fedbnn.heads import GaussianHead, Head
-from fedbnn.heads.places import without_places
-from fedbnn.heads.predictor import Predictor
+from fedbnn.heads import GaussianHead, Head, LinearHead
+from fedbnn.heads.predictive import Predictor
 from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
@@ -31,9 +35,9 @@ from fedbnn.storage import environment, records, runs
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from fedbnn.stream import Stream
-from fedbnn.tracking.console import Console
-from fedbnn.tracking.logs import logging_to
-from fedbnn.tracking.tracking import Track, Tracker
+from fedbnn.tracking import Watcher
+from fedbnn.tracking.console import Console, logging_to
+from fedbnn.tracking.wandb import Track, Tracker
 
 Json = Mapping[str, Any]
 OBSERVING = (
@@ -121,7 +125,7 @@ def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitS
     tracker.start(config, str(config["name"]), name, ledger.round, record)
     LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
     with console, _failure_logged():
-        federation = _federation(experiment, ledger, (_Records(tracker), console))
+        federation = _federation(experiment, ledger, (tracker, console))
         state = server.run(federation, experiment.initial)
     _leave(experiment, state, tracker, ledger)
     LOG.info("%s is complete", name)
@@ -138,13 +142,14 @@ def _failure_logged() -> Iterator[None]:
 
 
 def _federation(
-    experiment: Experiment, ledger: Ledger, watchers: Sequence[server.Watcher]
+    experiment: Experiment, ledger: Ledger, watchers: Sequence[Watcher]
 ) -> server.Federation:
     """The parts that the rounds need."""
     return server.Federation(
         run=f"{experiment.config['name']}-{experiment.config['seed']}",
         stream=experiment.stream,
         method=experiment.method,
+        head=experiment.head,
         layout=experiment.layout,
         engine=experiment.engine,
         gate=experiment.gate,
@@ -155,64 +160,41 @@ def _federation(
     )
 
 
-class _Records:
-    """Writes the line of a round as soon as it is committed."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-
-    def round_started(self, round: int, clients: Sequence[int]) -> None:
-        """Nothing to write yet."""
-
-    def client_done(self, client: int) -> None:
-        """Nothing to write yet."""
-
-    def round_done(self, record: Json) -> None:
-        """The line of the round; in the log also each client that did not count, and why."""
-        self.tracker.round(record)
-        number, clients, images = record["round"], len(record["clients"]), record["samples"]
-        LOG.info("round %d: %d clients, %d images", number, clients, images)
-        for kind in ("failed", "refused"):
-            for client, reason in record[kind].items():
-                LOG.warning("round %d: client %s %s: %s", number, client, kind, reason)
-
-
 def _evaluate(
     experiment: Experiment, state: State, number: int, privates: Mapping[int, bytes]
 ) -> dict[str, Any]:
     """The evaluated part of a record; client by client when the prototypes stay with them."""
     stream, settings = experiment.stream, experiment.evaluation
 
-    def tested(what: State) -> dict[str, Any]:
-        return evaluate_round(_predictor(experiment, what), stream, number, settings)
+    def tested(head: Head) -> dict[str, Any]:
+        return evaluate_round(_predictor(experiment, state, head), stream, number, settings)
 
-    if experiment.method.share == "global":
-        found = tested(state)
+    if experiment.method.shares_prototypes:
+        found = tested(experiment.head)
         if settings.both_heads and isinstance(experiment.head, GaussianHead):
-            found["linear"] = tested(without_places(state))
+            found["linear"] = tested(LinearHead())
     else:
-        own = [State.from_bytes(payload) for payload in privates.values()]
-        models = [_predictor(experiment, per_client.joined(state, rows)) for rows in own]
-        found = per_client.evaluate(models, stream, number, settings)
+        own = [with_prototypes(state, State.from_bytes(one)) for one in privates.values()]
+        models = [_predictor(experiment, one, experiment.head) for one in own]
+        found = evaluate_clients(models, stream, number, settings)
     return {**found, "posterior": scale_quantiles(state)}
 
 
-def _predictor(experiment: Experiment, state: State) -> Predictor:
+def _predictor(experiment: Experiment, state: State, head: Head) -> Predictor:
     """The state on the one backbone there is; its draws are made here, once for all images."""
     drawn = experiment.evaluation.samples, int(experiment.config["seed"])
-    network = experiment.backbone, experiment.layout
-    return Predictor(*network, state, *drawn, experiment.card.reading)
+    return Predictor(experiment.backbone, experiment.layout, state, head, *drawn)
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
     found, directory = _results(experiment, ledger), experiment.run_dir
     records.write_json(directory / "results.json", found)
-    records.write_json(directory / "diagnostics.json", diagnostics.last(records.read(directory)))
-    if experiment.method.share == "global":
+    records.write_json(directory / "diagnostics.json", results.diagnostics(records.read(directory)))
+    if experiment.method.shares_prototypes:
         card = replace(experiment.card, classes=state.classes)
         export.save_model(directory, card, state, experiment.layout)
-    tracker.finish(found, page.write_run(directory).figures)
+    tracker.finish(found, page.write([directory], directory).figures)
 
 
 def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
@@ -233,10 +215,11 @@ def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
 
 def _stored(method: Method, ledger: Ledger) -> int:
     """Images of the past that all clients store together, for a method that replays them."""
-    if not method.replay:
+    replay = method.replay
+    if replay is None:
         return 0
     private = (ledger.private(client) for client in ledger.clients())
-    return sum(method.stored(State.from_bytes(payload)) for payload in private if payload)
+    return sum(replay.stored(State.from_bytes(payload)) for payload in private if payload)
 
 
 def _card(experiment: Experiment) -> dict[str, str]:

@@ -1,20 +1,23 @@
-"""The server loop: broadcast the prior, collect factors, gate, fold, commit, evaluate. The same for every engine."""
+"""The server loop: broadcast the prior, collect factors, gate, fold, commit, evaluate. The same for
+every engine.
+"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from torch import Tensor
-
+from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import NumericalError
 from fedbnn.federation.engines import Engine
-from fedbnn.heads.places import EXCHANGE, PlacesExchange, without_places
-from fedbnn.messages import FitInstruction, FitResult, Update
-from fedbnn.methods import BoundaryMethod, Method
-from fedbnn.methods.base import Fold, Spec
+from fedbnn.heads import GaussianHead, Head
+from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
+from fedbnn.messages import FitInstruction, FitResult
+from fedbnn.methods import Method
+from fedbnn.methods.aggregation import Aggregator
 from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
@@ -26,15 +29,19 @@ from fedbnn.wire import digest
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
 Result = TypeVar("Result")
+Exchange = Aggregator | StatisticsAggregator
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All a run is made of. `evaluate` gives the evaluated part of a round's record; `watchers` see every round."""
+    """All that the rounds need. `evaluate` gives the evaluated part of a record; `watchers` see
+    every round.
+    """
 
     run: str
     stream: Stream
     method: Method
+    head: Head
     layout: Layout
     engine: Engine
     gate: Gate
@@ -46,17 +53,28 @@ class Federation:
 
 @dataclass
 class RoundStats:
-    """What one round cost and who did not count, summed over its exchanges.
+    """What one round cost and who did not count (in full), summed over its exchanges.
 
-    `seconds` of every exchange by its name (`train`, `statistics`, ...), and of what is inside them: `fold`, and `inner`,
-    which is forward, backward and optimiser on the clients.
+    `seconds` of every exchange by its name (`train`, `statistics`, ...), and of what is inside
+    them: `fold`, and `inner`, which is forward, backward and optimiser on the clients. `trust` has
+    the clients that were folded with less than 1.
     """
 
     bytes_up: int = 0
     bytes_down: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    trust: dict[int, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
+
+    def add(self, candidates: Candidates) -> None:
+        """Count what came through the gate in one exchange, and what did not."""
+        self.bytes_up += candidates.bytes_up
+        self.failed |= candidates.failed
+        self.refused |= candidates.refused
+        for client, trust in candidates.trust.items():
+            if trust < 1:
+                self.trust[client] = min(trust, self.trust.get(client, 1.0))
 
 
 def run(federation: Federation, initial: State) -> State:
@@ -65,153 +83,134 @@ def run(federation: Federation, initial: State) -> State:
     state, done = (committed.state, committed.round) if committed else (initial, 0)
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
+        memory.trim()
     return state
 
 
 def play(federation: Federation, state: State, number: int) -> State:
-    """One round: train, fold, settle, evaluate, commit. After the commit a crash loses nothing."""
-    start, clients = perf_counter(), federation.stream.participants(number)
+    """One round: train, fold, evaluate, commit. After the commit a crash loses nothing."""
+    began, clients = perf_counter(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    sample_counts, stats, before = call_for_counts(federation, number, clients), RoundStats(), state
-    classes = {name for counts in sample_counts.values() for name in counts}
-    state = started = federation.method.prepare(state, number, sorted(classes), federation.layout)
+    method, layout, before = federation.method, federation.layout, state
+    counts, stats = sample_counts(federation, number, clients), RoundStats()
+    classes = sorted({name for by_class in counts.values() for name in by_class})
+    state = started = method.prepare(state, number, classes, layout)
     with federation.ledger.spool(number, "private") as privates:
-        for name in exchanges(federation, number):
-            this = Exchange(number, name, sample_counts, party(federation, name, before))
-            state, sample_counts = exchange(federation, state, this, privates, stats)
-        state = _finite(settled(federation, started, state, number), number)
-        evaluated, evaluation = _timed(lambda: federation.evaluate(state, number, privates))
-        stats.seconds |= {"evaluate": evaluation, "round": perf_counter() - start}
-        record = _record(federation, number, clients, sample_counts, stats) | evaluated
+        for aggregator in exchanges(federation, number, before, started):
+            this = (number, aggregator, counts)
+            state, counts = exchange(federation, state, *this, privates, stats)
+        state = _finite(_ended(federation, started, state, number), number)
+        evaluated, seconds = _timed(lambda: federation.evaluate(state, number, privates))
+        stats.seconds |= {"evaluate": seconds, "round": perf_counter() - began}
+        record = _record(federation, number, clients, counts, stats) | evaluated
         federation.ledger.commit(number, state, privates, record)
     for watcher in federation.watchers:
         watcher.round_done(record)
     return state
 
 
-def call_for_counts(federation: Federation, number: int, clients: Sequence[int]) -> SampleCounts:
+def sample_counts(federation: Federation, number: int, clients: Sequence[int]) -> SampleCounts:
     """Images by class of every participant; in the privacy mode only how many there are."""
     counts = {client: _held(federation, number, client) for client in clients}
-    if federation.method.share == "global":
+    if federation.method.shares_prototypes:
         return counts
     return {client: {"": sum(by_class.values())} for client, by_class in counts.items()}
 
 
 def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
-    """What one client announces: the images of the round, and those it replays from its own memory."""
+    """What one client announces: the images of the round, and those it replays."""
+    shown, replay = federation.stream.counts(number, client), federation.method.replay
+    if replay is None:
+        return shown
+    private = federation.ledger.private(client)
+    return replay.counts(shown, State.from_bytes(private) if private else None)
+
+
+def exchanges(
+    federation: Federation, number: int, before: State, started: State
+) -> Iterator[Exchange]:
+    """The exchanges of a round: training, a consolidation that is due, the class statistics."""
+    method, head = federation.method, federation.head
+    yield method.aggregator(started)
+    if _due(federation, number) and method.consolidation and method.consolidation.aggregator:
+        yield method.consolidation.aggregator
+    if isinstance(head, GaussianHead):
+        yield StatisticsAggregator(head, before)
+
+
+def _due(federation: Federation, number: int) -> bool:
+    """Whether what was learnt is consolidated; nobody else is ever told that a task ends."""
+    part = federation.method.consolidation
+    return part is not None and part.due(number, number in federation.stream.task_ends())
+
+
+def _ended(federation: Federation, before: State, state: State, number: int) -> State:
+    """The state a round ends with."""
     method = federation.method
-    private = federation.ledger.private(client) if method.replay else None
-    return method.holds(
-        federation.stream.counts(number, client), State.from_bytes(private) if private else None
-    )
-
-
-def exchanges(federation: Federation, number: int) -> tuple[str, ...]:
-    """The exchanges of a round; only a `BoundaryMethod` learns whether a task ends here."""
-    method = federation.method
-    statistics = (EXCHANGE,) if method.head == "gaussian" else ()
-    if isinstance(method, BoundaryMethod):
-        return method.exchanges_at(number, number in federation.stream.task_ends()) + statistics
-    return method.exchanges(number) + statistics
-
-
-def settled(federation: Federation, before: State, state: State, number: int) -> State:
-    """The state a round ends with; only a `BoundaryMethod` learns whether a task ends here."""
-    method = federation.method
-    if isinstance(method, BoundaryMethod) and method.consolidates(
-        number, number in federation.stream.task_ends()
-    ):
-        state = method.consolidate(state)
+    if method.consolidation is not None and _due(federation, number):
+        state = method.consolidation.apply(state)
     return method.end_round(before, state, federation.layout)
 
 
-class Aggregator(Protocol):
-    """Who defines an exchange: what goes down, what may come up, and how it is folded."""
-
-    def broadcast(self, state: State, exchange: str) -> State: ...
-    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec: ...
-    def defect(self, state: State, update: Update) -> str | None: ...
-    def influence(self, state: State, update: Update) -> Tensor: ...
-    def fold(self, state: State, exchange: str) -> Fold: ...
-
-
-def party(federation: Federation, name: str, before: State) -> Aggregator:
-    """The method, or the class posteriors for the exchange of their statistics."""
-    method = federation.method
-    if name != EXCHANGE:
-        return method
-    width = before["rows"].shape[1] - 1
-    return PlacesExchange(
-        before, width, method.head_decay, method.head_memory, method.head_ridge, method.head_drift
-    )
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """One exchange of a round with the clients on the sample_counts."""
-
-    round: int
-    name: str
-    sample_counts: SampleCounts
-    party: Aggregator
-
-    def totals(self) -> tuple[int, dict[str, int]]:
-        """N, and N_c by class."""
-        by_class: dict[str, int] = {}
-        for counts in self.sample_counts.values():
-            for name, count in counts.items():
-                by_class[name] = by_class.get(name, 0) + count
-        return sum(by_class.values()), {name: by_class[name] for name in sorted(by_class) if name}
-
-
 def exchange(
-    federation: Federation, state: State, this: Exchange, privates: Spool, stats: RoundStats
+    federation: Federation,
+    state: State,
+    number: int,
+    aggregator: Exchange,
+    counts: SampleCounts,
+    privates: Spool,
+    stats: RoundStats,
 ) -> tuple[State, SampleCounts]:
     """Send the state down, let the answers through the gate, fold them in client order."""
-    start, party = perf_counter(), this.party
-    sent = without_places(party.broadcast(state, this.name))
-    payload = FitInstruction(federation.run, this.round, this.name, sent, *this.totals()).to_bytes()
+    began, name = perf_counter(), aggregator.exchange
+    sent = without_posteriors(aggregator.broadcast(state))
+    payload = FitInstruction(federation.run, number, name, sent, *_totals(counts)).to_bytes()
     call = ExpectedUpdate(
-        federation.run,
-        this.round,
-        this.name,
-        digest(payload),
-        this.sample_counts,
-        expected=lambda classes: party.expected(state, this.name, classes),
-        defect=lambda update: party.defect(state, update),
-        influence=lambda update: party.influence(state, update),
-        known=lambda update: federation.method.known(state, update),
+        *(federation.run, number, name, digest(payload), counts),
+        expected=partial(aggregator.expected, state),
+        defect=partial(aggregator.defect, state),
+        influence=partial(aggregator.influence, state),
+        known=partial(aggregator.known, state),
     )
-    with federation.ledger.spool(this.round, this.name) as spool:
+    with federation.ledger.spool(number, name) as spool:
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
-        _collect(federation, payload, this, candidates, privates, stats)
-        folded, folding = _timed(lambda: _fold(party, state, this.name, candidates))
+        _collect(federation, payload, candidates, privates, stats)
+        folded, folding = _timed(lambda: _fold(aggregator, state, candidates))
     for client in set(privates) - set(candidates.trust):
         privates.drop(client)
-    stats.bytes_down += len(payload) * len(this.sample_counts)
-    stats.bytes_up += candidates.bytes_up
-    stats.failed |= candidates.failed
-    stats.refused |= candidates.refused
+    stats.add(candidates)
+    stats.bytes_down += len(payload) * len(counts)
     stats.seconds["fold"] += folding
-    stats.seconds[this.name] = perf_counter() - start
-    return folded, {client: this.sample_counts[client] for client in candidates.trust}
+    stats.seconds[name] = perf_counter() - began
+    return folded, {client: counts[client] for client in candidates.trust}
+
+
+def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
+    """N, and N_c by class."""
+    by_class: dict[str, int] = {}
+    for held in counts.values():
+        for name, count in held.items():
+            by_class[name] = by_class.get(name, 0) + count
+    return sum(by_class.values()), {name: by_class[name] for name in sorted(by_class) if name}
 
 
 def _collect(
     federation: Federation,
     payload: bytes,
-    this: Exchange,
     candidates: Candidates,
     privates: Spool,
     stats: RoundStats,
 ) -> None:
-    """Every answer of the engine through the gate; private state waits until the round is committed."""
+    """Every answer of the engine through the gate; private state waits until the round is
+    committed.
+    """
 
     def remembered(client: int) -> bytes | None:
         return privates.get(client) or federation.ledger.private(client)
 
-    for answer in federation.engine.gather(payload, sorted(this.sample_counts), remembered):
+    asked = sorted(candidates.call.sample_counts)
+    for answer in federation.engine.gather(payload, asked, remembered):
         if candidates.admit(answer) and isinstance(answer, FitResult):
             stats.seconds["inner"] += answer.inner
             if answer.private is not None:
@@ -220,10 +219,10 @@ def _collect(
             watcher.client_done(answer.client)
 
 
-def _fold(party: Aggregator, state: State, name: str, candidates: Candidates) -> State:
+def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
     """Compare the accepted with each other, then fold them one by one."""
     candidates.close()
-    fold = party.fold(state, name)
+    fold = aggregator.fold(state)
     for update, trust in candidates:
         fold.add(update, trust)
     return fold.close()
@@ -242,17 +241,21 @@ def _record(
     federation: Federation,
     number: int,
     clients: Sequence[int],
-    sample_counts: SampleCounts,
+    counts: SampleCounts,
     stats: RoundStats,
 ) -> Record:
     """The part of a round's record that does not come from evaluation."""
+    incidents: dict[str, Mapping[int, Any]] = {
+        "failed": stats.failed,
+        "refused": stats.refused,
+        "trust": stats.trust,
+    }
     return {
         "round": number,
         "clients": list(clients),
-        "failed": {str(client): reason for client, reason in sorted(stats.failed.items())},
-        "refused": {str(client): reason for client, reason in sorted(stats.refused.items())},
+        **{name: {str(k): found[k] for k in sorted(found)} for name, found in incidents.items()},
         "shares": list(federation.stream.shares(number)),
-        "samples": sum(sum(counts.values()) for counts in sample_counts.values()),
+        "samples": sum(sum(by_class.values()) for by_class in counts.values()),
         "bytes_up": stats.bytes_up,
         "bytes_down": stats.bytes_down,
         "seconds": stats.seconds,
@@ -261,5 +264,5 @@ def _record(
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
     """What the work gives, and its seconds."""
-    start = perf_counter()
-    return work(), perf_counter() - start
+    began = perf_counter()
+    return work(), perf_counter() - began

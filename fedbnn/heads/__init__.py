@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from jsonargparse.typing import ClosedUnitInterval, NonNegativeFloat, PositiveFloat
+from fedbnn.config.ranges import NonNegative, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class GaussianHead:
         prior: classes are all alike (`uniform`), or as likely as met of late (`frequency`).
     """
 
-    decay: ClosedUnitInterval = 0.9
-    memory: ClosedUnitInterval = 0.7
-    ridge: PositiveFloat = 1e-2
+    decay: UnitInterval = 0.9
+    memory: UnitInterval = 0.7
+    ridge: Positive = 1e-2
     drift: bool = True
-    temperature: PositiveFloat = 3.0
-    prototypes: NonNegativeFloat = 0.0
+    temperature: Positive = 3.0
+    prototypes: NonNegative = 0.0
     prior: Literal["uniform", "frequency"] = "uniform"
 
 

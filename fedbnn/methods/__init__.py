@@ -1,20 +1,17 @@
-"""The methods by name. A preset is a method with its own defaults."""
+"""The methods by name. A preset is a method with its own defaults and its own head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedbnn.methods.base import Method
-from fedbnn.methods.boundary import BoundaryMethod
-from fedbnn.methods.ewc import EWC
-from fedbnn.methods.fcil import FCIL
+from fedbnn.methods.bounds import Joint, Local
 from fedbnn.methods.fedavg import FedAvg
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.fedprox import FedProx
-from fedbnn.methods.joint import Joint
-from fedbnn.methods.local import Local
+from fedbnn.methods.glfc import FCIL
+from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
-from fedbnn.methods.mas import MAS
 from fedbnn.methods.scaffold import Scaffold
 
 
@@ -34,13 +31,13 @@ PRINTED: Mapping[str, Any] = {
     "scale_lr": 1.0,
 }
 """What the paper prints or its released code has, where ours differs."""
+PRODUCT = {"fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
+RELEASED = {"fold_by": "moments", "kl_per": "weights"}
 
 METHODS: Mapping[str, Preset] = {
     "fedbnn": Preset(FedBNN, head="gaussian"),
-    "fedbnn_paper": Preset(
-        FedBNN, {**PRINTED, "fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
-    ),
-    "fedbnn_authors": Preset(FedBNN, {**PRINTED, "fold_by": "moments", "kl_per": "weights"}),
+    "fedbnn_paper": Preset(FedBNN, {**PRINTED, **PRODUCT}),
+    "fedbnn_authors": Preset(FedBNN, {**PRINTED, **RELEASED}),
     "fedavg": Preset(FedAvg),
     "fedprox": Preset(FedProx),
     "scaffold": Preset(Scaffold),
@@ -52,4 +49,4 @@ METHODS: Mapping[str, Preset] = {
     "local": Preset(Local),
 }
 
-__all__ = ["METHODS", "BoundaryMethod", "FedAvg", "FedBNN", "Method", "Preset"]
+__all__ = ["METHODS", "FedAvg", "FedBNN", "Method", "Preset"]

@@ -1,69 +1,34 @@
-"""What a method is: a local objective and a fold. One file a method; this is the contract they share.
+"""What a method is: a local objective and an aggregation. One file a method; this is what they
+share.
 
-Data flow of a round:  state -> broadcast -> (client) local objective -> update -> gate -> fold -> state.
-A method sees rounds, never tasks: only a `BoundaryMethod` (`boundary`) is ever told that a task has ended.
+Data flow of a round:  state -> broadcast -> (client) local objective -> update -> gate -> fold ->
+state. A method sees rounds, never tasks: only its `consolidation`, if it has one, is ever told that
+a task has ended.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.influence import influence_of_point
+from fedbnn.config.ranges import Positive
 from fedbnn.errors import ConfigError
-from fedbnn.heads import library
-from fedbnn.heads.discriminant import ClassPrior
+from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet
-from fedbnn.messages import FitInstruction, Update
-from fedbnn.methods import folds
+from fedbnn.messages import FitInstruction
+from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.objectives import LocalObjective
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 from fedbnn.stream import Stream
 
-Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-class Fold(Protocol):
-    """Takes updates one by one and ends in the next state."""
-
-    def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in."""
-        ...
-
-    def close(self) -> State:
-        """The folded state."""
-        ...
-
-
-class LocalObjective:
-    """What one client minimises on its weights, as points: cross-entropy, and what a method adds to it.
-
-    Made anew for every client and round, so it may hold anchors, teachers and control variates.
-    """
-
-    def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
-        """CE(softmax(f(x)), y) over the rows the client has assembled; `labels` number those rows."""
-        return nn.functional.cross_entropy(network(images), labels)
-
-    def correct(self, network: Classifier, lr: float) -> None:
-        """Change the gradients in place before a step of this length."""
-
-    def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
-        """The tensors to send, given the weights after so many steps of this length."""
-        return weights
-
-    def keeps(self) -> State | None:
-        """What the client remembers for the next time it is asked, if anything."""
-        return None
-
 
 @dataclass(frozen=True)
 class Assignment:
-    """One client's part of an order: what it was sent, the classes it holds, its images, what it remembers.
+    """One client's part of an instruction: what it was sent, its classes and images, what it
+    remembers.
 
     The last `replayed` of the images are not of this round.
     """
@@ -76,150 +41,133 @@ class Assignment:
     replayed: int = 0
 
 
+class Replay(Protocol):
+    """A part of methods whose clients store images of the past in their private state."""
+
+    def counts(self, shown: Mapping[str, int], private: State | None) -> dict[str, int]:
+        """Images by class that a client trains on: those of its round, and those it replays."""
+        ...
+
+    def images(self, shown: ImageSet, private: State | None) -> ImageSet:
+        """The images behind `counts`, those replayed at the end."""
+        ...
+
+    def stored(self, private: State) -> int:
+        """How many images one client stores."""
+        ...
+
+
+@dataclass(frozen=True)
+class Consolidation:
+    """A part of methods that secure what was learnt: at the end of a task, or every few rounds."""
+
+    every: int | None = None
+
+    def due(self, round: int, task_ended: bool) -> bool:
+        """Whether what was learnt so far is consolidated in this round."""
+        return task_ended if self.every is None else round % self.every == 0
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        """An exchange of its own, after training, if it needs one."""
+        return None
+
+    def measure(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> dict[str, Tensor]:
+        """What a client answers in that exchange, with the newest weights in `network`."""
+        return {}
+
+    def apply(self, state: State) -> State:
+        """The state a consolidation leaves behind, after all folds of its round."""
+        return state
+
+    def facts(self) -> dict[str, str]:
+        """When it consolidates."""
+        when = "at task ends" if self.every is None else f"every {self.every} rounds"
+        return {"consolidation": when}
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated continual method; its fields are its hyperparameters.
 
-    `replay` says that clients store images of the past, `needs_rows` that the server must have the library, and
-    `optimizer` names the one optimiser the method is right with (then without momentum).
+    `needs_prototypes` says that the server must have them, and `optimizer` names the one optimiser
+    the method is right with (then without momentum). `replay` and `consolidation` are parts that
+    few methods have.
 
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
-        scope: classes of the training softmax: those of the client's round (`local`) or all seen so far (`seen`).
-        share: `global` folds the library too; `backbone_only` leaves the rows on the clients (privacy mode).
-        head: what predicts: the `linear` rows, or `gaussian` class posteriors in feature space.
-        head_decay: part of its old count that a class posterior keeps when the class is seen again.
-        head_memory: part of its old weight that the scatter within classes keeps in a round.
-        head_ridge: how strongly the map that carries class posteriors along prefers to stay.
-        head_drift: whether class posteriors are carried along when the backbone moves.
-        head_temperature: scores of the class posteriors are divided by it.
-        head_rows: how much the linear rows say beside `gaussian` class posteriors: this much of their scores is added.
-        head_prior: class posteriors take all classes for alike (`uniform`), or as likely as they were met of late (`frequency`).
+        scope: classes of the training softmax: of the client's round (`local`), or all `seen`.
+        share: `global` folds the prototypes too; `backbone_only` leaves them on the clients.
     """
 
     formula: ClassVar[str] = ""
-    replay: ClassVar[bool] = False
-    needs_rows: ClassVar[bool] = False
+    needs_prototypes: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
 
-    lr: float | None = None
+    lr: Positive | None = None
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "backbone_only"] = "global"
-    head: Literal["linear", "gaussian"] = "linear"
-    head_decay: float = 0.9
-    head_memory: float = 0.7
-    head_ridge: float = 1e-2
-    head_drift: bool = True
-    head_temperature: float = 3.0
-    head_rows: float = 0.0
-    head_prior: ClassPrior = "uniform"
-
-    @property
-    def latent_norm(self) -> bool:
-        """Whether scale and shift of norm layers are weights like any other."""
-        return True
 
     def __post_init__(self) -> None:
-        if self.head == "gaussian" and self.share == "backbone_only":
+        if self.needs_prototypes and not self.shares_prototypes:
             raise ConfigError(
-                "class posteriors are shared, so they cannot stay on the clients",
-                "method.head",
-                "use head: linear",
-            )
-        if not (
-            0 <= self.head_decay <= 1
-            and 0 <= self.head_memory <= 1
-            and self.head_ridge > 0
-            and self.head_temperature > 0
-        ):
-            raise ConfigError(
-                "head_decay and head_memory must be in [0, 1], head_ridge and head_temperature above 0",
-                "method",
-            )
-        if not 0 <= self.head_rows < inf:
-            raise ConfigError(
-                f"head_rows must be finite and not below 0, and is {self.head_rows}",
-                "method.head_rows",
-            )
-        if self.lr is not None and self.lr <= 0:
-            raise ConfigError(f"lr must be above 0, not {self.lr}", "method.lr")
-        if self.needs_rows and self.share != "global":
-            raise ConfigError(
-                "this method needs the library on the server", "method.share", "use share: global"
+                "this method needs the prototypes on the server",
+                "method.share",
+                "use share: global",
             )
 
+    @property
+    def shares_prototypes(self) -> bool:
+        """Whether the server has the prototypes."""
+        return self.share == "global"
+
+    @property
+    def replay(self) -> Replay | None:
+        """How clients store images of the past, if they do."""
+        return None
+
+    @property
+    def consolidation(self) -> Consolidation | None:
+        """How what was learnt is secured, if it is."""
+        return None
+
     def stream(self, stream: Stream) -> Stream:
-        """Who takes part with which images: the clients of the stream, unless a bound changes that."""
+        """Who takes part with which images: the clients of the stream, unless a bound changes
+        that.
+        """
         return stream
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
-        """The state before round 1, given freshly initialised weights and the number of registered clients."""
+        """The state before round 1, given fresh weights and the number of registered clients."""
         return state
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
-        """The state a round begins with: rows for every class its participants hold."""
-        return library.grow(state, classes, None) if self.share == "global" else state
-
-    def holds(self, counts: Mapping[str, int], private: State | None) -> dict[str, int]:
-        """Images by class that a client trains on: those of its round, and those a method replays."""
-        return dict(counts)
-
-    def images(self, images: ImageSet, private: State | None) -> ImageSet:
-        """The images behind `holds`, those replayed at the end."""
-        return images
+        """The state a round begins with: prototypes for every class its participants hold."""
+        return prototypes.grow(state, classes, None) if self.shares_prototypes else state
 
     def begins(self, sent: State, private: State | None) -> State:
         """The state a client starts from: what it was sent."""
         return sent
 
-    def softmax(self, library_of: State, held: tuple[str, ...]) -> tuple[str, ...]:
-        """Classes of a client's training softmax: those it holds, and with `scope: seen` all other trained ones behind them."""
-        others = (
-            tuple(name for name in library.trained(library_of) if name not in held)
-            if self.scope == "seen"
-            else ()
-        )
-        return held + others
+    def softmax(self, state: State, held: tuple[str, ...]) -> tuple[str, ...]:
+        """Classes of a client's softmax: those it holds; with `scope: seen` all trained ones
+        behind.
+        """
+        if self.scope == "local":
+            return held
+        return held + tuple(name for name in prototypes.trained(state) if name not in held)
 
-    def exchanges(self, round: int) -> tuple[str, ...]:
-        """The exchanges of this round, in order; each sends the newest state down and folds what comes back."""
-        return ("train",)
-
-    def broadcast(self, state: State, exchange: str) -> State:
-        """What the participants are sent."""
-        return state
-
-    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
-        """Names, shapes and types of the tensors of an honest update that carries rows of `classes`."""
-        spec = {name: (tuple(state[name].shape), torch.float32) for name in ("backbone", "buffers")}
-        return spec | self._rows(state, len(classes), "rows")
-
-    def _rows(self, state: State, count: int, *names: str) -> Spec:
-        """Row tensors of an update, absent when the rows stay on the clients."""
-        shared = self.share == "global"
-        return (
-            dict.fromkeys(names, ((count, state["rows"].shape[1]), torch.float32)) if shared else {}
-        )
-
-    def fold(self, state: State, exchange: str) -> Fold:
-        """The accumulator of one exchange."""
-        return folds.PointFold(state)
-
-    def end_round(self, before: State, state: State, layout: Layout) -> State:
-        """The state a round ends with, after all its folds, given the one it began with."""
-        return state
-
-    def defect(self, state: State, update: Update) -> str | None:
-        """Why a well-formed update cannot be folded, if it cannot."""
+    def prototype_scale(self, state: State) -> float | None:
+        """Initial scale of a new prototype where weights have a posterior; None where they are
+        points.
+        """
         return None
 
-    def influence(self, state: State, update: Update) -> Tensor:
-        """Where an update stands among the others, for the cap against the median of their distances."""
-        return influence_of_point(state["backbone"], update.tensors["backbone"])
-
-    def known(self, state: State, update: Update) -> dict[str, list[float]]:
-        """How long the rows of an update are in the library already, by tensor, where they grow; nothing for points."""
-        return {}
+    def aggregator(self, state: State) -> Aggregator:
+        """The exchange of training: what goes down, what comes up, and how it is folded."""
+        return Aggregator(shares_prototypes=self.shares_prototypes)
 
     def objective(
         self, assignment: Assignment, network: Classifier, layout: Layout
@@ -227,18 +175,22 @@ class Method:
         """The local objective of one client that starts at `network`."""
         return LocalObjective()
 
-    def measure(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> dict[str, Tensor]:
-        """What a client answers in an exchange after training, with the newest weights in `network` (eval mode)."""
-        raise LookupError(
-            f"{type(self).__name__} has no exchange {assignment.instruction.exchange!r}"
-        )
-
-    def stored(self, private: State) -> int:
-        """Images of the past in what one client remembers."""
-        return 0
+    def end_round(self, before: State, state: State, layout: Layout) -> State:
+        """The state a round ends with, after all its folds, given the one it began with."""
+        return state
 
     def facts(self) -> dict[str, Any]:
         """What a results file should say about how this method was run."""
-        return {}
+        return self.consolidation.facts() if self.consolidation else {}
+
+
+WITHOUT_BOUNDARIES = 10
+"""Rounds between two consolidations where tasks overlap, so that no round is the end of one."""
+
+
+def without_boundaries(method: Method) -> Method:
+    """The method for a stream whose tasks overlap: it consolidates at a fixed pace, if at all."""
+    if method.consolidation is None or method.consolidation.every is not None:
+        return method
+    changed: dict[str, Any] = {"every": WITHOUT_BOUNDARIES}
+    return replace(method, **changed)

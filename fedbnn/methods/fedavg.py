@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al., 2017).
 
 local    min_theta  CE(theta; D_k)
-server   theta = sum_k n_k theta_k / N,    row c = sum_k n_kc row_kc / N_c
+server   theta = sum_k n_k theta_k / N,    prototype c = sum_k n_kc prototype_kc / N_c
 state    none;  floats per weight: 1 down, 1 up
 """
 

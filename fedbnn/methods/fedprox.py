@@ -1,10 +1,10 @@
 """FedProx (Li et al., 2020).
 
-    local    min_theta  CE(theta; D_k) + mu/2 ||theta - theta_0||^2,    theta_0 = the weights the client starts from
+    local    min_theta  CE(theta; D_k) + mu/2 ||theta - theta_0||^2,   theta_0 = where it starts
     server   FedAvg's mean
     state    none;  floats per weight: 1 down, 1 up
 
-Rows of new classes start where their warm-up left them. Main knob: `mu`, grid 0.001, 0.01, 0.1, 1.
+Prototypes of new classes start where their warm-up left them. Main knob: `mu`, grid 0.001 ... 1.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.errors import ConfigError
-from fedbnn.methods.base import Assignment, LocalObjective, Method
-from fedbnn.methods.pull import Pull
+from fedbnn.config.ranges import NonNegative
+from fedbnn.methods.base import Assignment, Method
+from fedbnn.methods.objectives import LocalObjective, Penalty
 from fedbnn.networks import Classifier
 
 
@@ -29,16 +29,12 @@ class FedProx(Method):
 
     formula: ClassVar[str] = "min CE + mu/2 |theta - theta_0|^2; theta = sum_k (n_k / N) theta_k"
 
-    mu: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise ConfigError(f"mu must not be below 0, not {self.mu}", "method.mu")
+    mu: NonNegative = 0.1
 
     def objective(
         self, assignment: Assignment, network: Classifier, layout: Layout
     ) -> LocalObjective:
         """Cross-entropy, and the same pull on every weight."""
-        anchors = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-        return Pull({name: (torch.tensor(self.mu), anchor) for name, anchor in anchors.items()})
+        strength = torch.tensor(self.mu)
+        start = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+        return Penalty({name: (strength, anchor) for name, anchor in start.items()})

@@ -1,162 +1,213 @@
-"""What EWC and MAS share: weights that mattered for the past are held where they were, by how much they mattered.
+"""EWC and MAS, federated: weights that mattered for the past are held where they were.
 
-    local          min_theta  CE(theta; D_k) + 1/2 sum_j s_j (theta_j - theta*_j)^2,   s = strength(lambda, Omega)
-    server         FedAvg's mean;  at a consolidation  Omega <- gamma Omega + sum_k n_k Omega_k / N,  theta* <- theta
-    state          Omega, theta* (once there is an Omega)
-    communication  floats per weight: 1 down, 1 up; 3 down after the first consolidation; 1 down and 1 up more in it
+    local    min_theta  CE(theta; D_k) + 1/2 sum_j s_j (theta_j - theta*_j)^2
+    server   FedAvg's mean;  at a consolidation  theta* <- theta  and
+             Omega <- gamma Omega + sum_k n_k Omega_k / N
+    state    Omega, theta* (once there is an Omega)
+    floats per weight: 1 down, 1 up; 3 down after the first consolidation; 1 down, 1 up more in it
 
-Omega_k is measured in a second exchange of the round, under the new global weights, by the clients of that round. A row
-of a class nobody measured has importance 0. s is capped at 1 / lr (see `Pull`).
+    EWC  (Kirkpatrick et al., 2017; online: Schwarz et al., 2018)  s = lambda Omega
+         Omega_k = mean over images of sum_y p(y|x) (d log p(y|x) / d theta)^2,   y from the model
+    MAS  (Aljundi et al., 2018)  s = 2 lambda Omega, for its penalty has no 1/2
+         Omega_k = mean over images of |d ||f(x)||^2 / d theta|,   f = logits of all seen classes
+
+Omega_k is measured in a second exchange of the round, under the new global weights, by the clients
+of that round. A prototype nobody measured has importance 0. s is capped at 1 / lr (see `Penalty`).
+The Fisher is that of the likelihood the client trains: the softmax over the classes it holds. Main
+knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.errors import ConfigError
+from fedbnn.config.ranges import Count, NonNegative, UnitInterval
+from fedbnn.heads.prototypes import gathered, padded, trained
 from fedbnn.messages import Update
-from fedbnn.methods import folds
-from fedbnn.methods.base import Assignment, Fold, LocalObjective, Spec
-from fedbnn.methods.boundary import BoundaryMethod
-from fedbnn.methods.pull import Pull
-from fedbnn.methods.rows import by_parameter, gathered, padded
+from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean
+from fedbnn.methods.base import Assignment, Consolidation, Method
+from fedbnn.methods.objectives import LocalObjective, Penalty
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 EXCHANGE = "importance"
-SITES = ("backbone", "rows")
-WEIGHTS = ("backbone", "buffers", "rows", "rows.samples")
+SITES = ("backbone", "prototypes")
+BATCH, FLOATS = 256, 2**22
+Weights = dict[str, Tensor]
+Output = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class ImportanceMethod(BoundaryMethod, ABC):
+class ImportanceMethod(Method, ABC):
     """A method that anchors weights by their importance.
 
     Args:
         strength: lambda, the weight of the penalty.
         decay: gamma in [0, 1], what is left of older importances at a consolidation.
+        every: consolidate every so many rounds; null at the true end of each task, and every 10
+            rounds where tasks overlap.
     """
 
-    consolidation: ClassVar[tuple[str, ...]] = (EXCHANGE,)
-    needs_rows: ClassVar[bool] = True
+    needs_prototypes: ClassVar[bool] = True
+    factor: ClassVar[float] = 1.0
 
-    strength: float = 1.0
-    decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength < 0 or not 0 <= self.decay <= 1:
-            raise ConfigError("strength must not be below 0 and decay must be in [0, 1]", "method")
-
-    @abstractmethod
-    def stiffness(self, importance: Tensor) -> Tensor:
-        """s, from lambda and Omega."""
+    strength: NonNegative = 1.0
+    decay: UnitInterval = 1.0
+    every: Count | None = None
 
     @abstractmethod
     def measured(
-        self, assignment: Assignment, network: Classifier
-    ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-        """Classes of the rows measured, and the mean importance over the client's images by parameter."""
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+        """Classes whose prototypes are measured, and the sum of importances over some images."""
+
+    @property
+    def consolidation(self) -> Consolidation:
+        """Importances are exchanged and summed, weights become anchors."""
+        return Importances(self.every, self)
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
-        """Importance 0 for new rows."""
+        """Importance 0 for new prototypes."""
         grown = super().prepare(state, round, classes, layout)
-        names = [name for name in ("importance.rows", "anchor.rows") if name in state]
-        return grown.having({name: padded(state[name], len(grown.classes)) for name in names})
-
-    def broadcast(self, state: State, exchange: str) -> State:
-        """Weights to measure under; with the anchors to train under, once there are any."""
-        return state.only(*WEIGHTS) if exchange == EXCHANGE else state
-
-    def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec:
-        """In the exchange of importances, one for every weight of backbone and library."""
-        if exchange != EXCHANGE:
-            return super().expected(state, exchange, classes)
-        return {site: (tuple(state[site].shape), torch.float32) for site in SITES}
-
-    def fold(self, state: State, exchange: str) -> Fold:
-        """FedAvg's fold, or the sum of importances."""
-        return (
-            ImportanceFold(state, self.decay)
-            if exchange == EXCHANGE
-            else super().fold(state, exchange)
-        )
-
-    def defect(self, state: State, update: Update) -> str | None:
-        """Importances are not negative."""
-        negative = update.exchange == EXCHANGE and any(
-            bool((update.tensors[site] < 0).any()) for site in SITES
-        )
-        return "an importance is negative" if negative else None
-
-    def influence(self, state: State, update: Update) -> Tensor:
-        """The weights; or the roots of the importances, which are as large as gradients."""
-        return (
-            update.tensors["backbone"].sqrt()
-            if update.exchange == EXCHANGE
-            else super().influence(state, update)
-        )
-
-    def consolidate(self, state: State) -> State:
-        """theta* <- theta."""
-        return state.having({f"anchor.{site}": state[site].clone() for site in SITES})
+        names = [f"{kind}.prototypes" for kind in ("importance", "anchor")]
+        known = [name for name in names if name in state]
+        return grown.having({name: padded(state[name], len(grown.classes)) for name in known})
 
     def objective(
         self, assignment: Assignment, network: Classifier, layout: Layout
     ) -> LocalObjective:
-        """Cross-entropy and the pull towards theta*; cross-entropy alone before the first consolidation."""
+        """Cross-entropy and the pull towards theta*, once there has been a consolidation."""
         state = assignment.instruction.state
         if "anchor.backbone" not in state:
             return LocalObjective()
         columns = self.softmax(state, assignment.classes)
-        sites = {
-            name: _by_parameter(state, name, columns, layout) for name in ("importance", "anchor")
-        }
-        return Pull(
-            {
-                name: (self.stiffness(value), sites["anchor"][name])
-                for name, value in sites["importance"].items()
-            }
+        importance, anchor = (
+            layout.by_parameter(
+                state[f"{kind}.backbone"], gathered(state, f"{kind}.prototypes", columns)
+            )
+            for kind in ("importance", "anchor")
         )
-
-    def measure(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> dict[str, Tensor]:
-        """Importance of every weight of backbone and library for this client's images."""
-        state = assignment.instruction.state
-        classes, found = self.measured(assignment, network)
-        rows = torch.cat([found["head.weight"], found["head.bias"][:, None]], 1)
-        backbone = layout.flatten(
-            {slot.name: found[f"backbone.{slot.name}"] for slot in layout.slots}
-        )
-        return {
-            "backbone": backbone,
-            "rows": gathered(State({"rows": rows}, classes), "rows", state.classes),
-        }
+        strength = self.factor * self.strength
+        return Penalty({name: (strength * importance[name], anchor[name]) for name in anchor})
 
     def facts(self) -> dict[str, Any]:
         """Boundary, and the cap of the penalty."""
         return super().facts() | {"penalty_cap": "stiffness of a weight at most 1 / lr"}
 
 
-def _by_parameter(
-    state: State, name: str, columns: tuple[str, ...], layout: Layout
-) -> dict[str, Tensor]:
-    """Importance or anchor of the weights a client trains."""
-    return by_parameter(layout, state[f"{name}.backbone"], gathered(state, f"{name}.rows", columns))
+@dataclass(frozen=True)
+class EWC(ImportanceMethod):
+    """FedAvg with weights held by their Fisher information.
+
+    Args:
+        draws: labels drawn from the model per image, an unbiased estimate; null takes the exact
+            expectation over classes.
+    """
+
+    formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher"
+
+    strength: NonNegative = 100.0
+    draws: Count | None = 4
+
+    def measured(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+        """The diagonal Fisher of the client's own softmax."""
+        columns = self.softmax(assignment.instruction.state, assignment.classes)
+        return columns, lambda images: fisher_sum(network, images, self.draws)
+
+
+@dataclass(frozen=True)
+class MAS(ImportanceMethod):
+    """FedAvg with weights held by the sensitivity of the output to them; it needs no labels."""
+
+    formula: ClassVar[str] = (
+        "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d |f|^2 / d theta|"
+    )
+    factor: ClassVar[float] = 2.0
+
+    strength: NonNegative = 0.01
+
+    def measured(
+        self, assignment: Assignment, network: Classifier, layout: Layout
+    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+        """Sensitivity of the logits of all seen classes."""
+        state = assignment.instruction.state
+        seen = trained(state)
+        whole = layout.classifier(network.backbone, state["prototypes"][state.index(seen)]).eval()
+        return seen, lambda images: sensitivity_sum(whole, images)
+
+
+@dataclass(frozen=True)
+class Importances(Consolidation):
+    """Omega_k of every participant, and theta* <- theta."""
+
+    method: ImportanceMethod | None = None
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The exchange of importances."""
+        assert self.method is not None
+        return ImportanceAggregator(EXCHANGE, decay=self.method.decay)
+
+    def measure(self, assignment: Assignment, network: Classifier, layout: Layout) -> Weights:
+        """Mean importance of every weight of backbone and prototypes over this client's images."""
+        assert self.method is not None
+        images, state = assignment.images, assignment.instruction.state
+        classes, of_batch = self.method.measured(assignment, network, layout)
+        parts = [of_batch(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
+        mean = {
+            name: torch.stack([p[name] for p in parts]).sum(0) / len(images) for name in parts[0]
+        }
+        found = layout.from_parameters(mean)
+        rows = gathered(State({"rows": found["prototypes"]}, classes), "rows", state.classes)
+        return {"backbone": found["backbone"], "prototypes": rows}
+
+    def apply(self, state: State) -> State:
+        """theta* <- theta."""
+        return state.having({f"anchor.{site}": state[site].clone() for site in SITES})
+
+
+@dataclass(frozen=True)
+class ImportanceAggregator(Aggregator):
+    """The exchange of importances, one for every weight."""
+
+    decay: float = 1.0
+
+    def broadcast(self, state: State) -> State:
+        """Weights to measure under."""
+        return state.only("backbone", "buffers", "prototypes", "prototypes.samples")
+
+    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+        """An importance for every weight of backbone and prototypes."""
+        return {site: (tuple(state[site].shape), torch.float32) for site in SITES}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """Importances are not negative."""
+        negative = any(bool((update.tensors[site] < 0).any()) for site in SITES)
+        return "an importance is negative" if negative else None
+
+    def influence(self, state: State, update: Update) -> Tensor:
+        """The roots of the importances, which are as large as gradients."""
+        return update.tensors["backbone"].sqrt()
+
+    def fold(self, state: State) -> Fold:
+        """The sum of importances."""
+        return ImportanceFold(state, self.decay)
 
 
 class ImportanceFold:
-    """Omega <- gamma Omega + sum_k n_k Omega_k / N, for backbone and library."""
+    """Omega <- gamma Omega + sum_k n_k Omega_k / N, for backbone and prototypes."""
 
     def __init__(self, state: State, decay: float) -> None:
         self.state, self.decay = state, decay
-        self.means = {site: folds.WeightedMean(torch.zeros_like(state[site])) for site in SITES}
+        self.means = {site: WeightedMean(torch.zeros_like(state[site])) for site in SITES}
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add the importances of one client, as far as it is trusted."""
@@ -166,9 +217,58 @@ class ImportanceFold:
     def close(self) -> State:
         """The state with the new importances; weights are as they were."""
         found = {f"importance.{site}": mean.value() for site, mean in self.means.items()}
-        return self.state.having(
-            {name: new + self.decay * self._old(name, new) for name, new in found.items()}
-        )
+        for name in found.keys() & self.state.tensors.keys():
+            found[name] = found[name] + self.decay * self.state[name]
+        return self.state.having(found)
 
-    def _old(self, name: str, like: Tensor) -> Tensor:
-        return self.state[name] if name in self.state else torch.zeros_like(like)
+
+def fisher_sum(network: Classifier, images: Tensor, draws: int | None) -> Weights:
+    """sum_x sum_y p(y|x) (d log p(y|x) / d theta)^2 by parameter, over pairs (image, label)."""
+    with torch.no_grad():
+        probabilities = network(images).softmax(1)
+    count, classes = probabilities.shape
+    if draws is None:
+        labels, weights = torch.arange(classes).repeat(count), probabilities.reshape(-1)
+    else:
+        labels = probabilities.multinomial(draws, replacement=True).reshape(-1)
+        weights = torch.full((len(labels),), 1 / draws, dtype=probabilities.dtype)
+    repeated = images.repeat_interleave(len(labels) // count, 0)
+    return summed(network, _log_likelihood, (repeated, labels), _weighted_square, weights)
+
+
+def _log_likelihood(logits: Tensor, label: Tensor) -> Tensor:
+    return logits.log_softmax(0).gather(0, label[None])[0]
+
+
+def _weighted_square(gradient: Tensor, weight: Tensor) -> Tensor:
+    return torch.einsum("i,i...->...", weight, gradient.square())
+
+
+def sensitivity_sum(network: Classifier, images: Tensor) -> Weights:
+    """sum_x | d ||f(x)||^2 / d theta | by parameter."""
+    return summed(network, lambda f: f.square().sum(), (images,), lambda g: g.abs().sum(0))
+
+
+def summed(
+    network: Classifier, output: Output, batch: tuple[Tensor, ...], term: Output, *beside: Tensor
+) -> Weights:
+    """sum_i term(d output(logits_i, ...) / d theta, beside_i) by the names of the parameters.
+
+    `batch` holds the images and what else `output` takes for each of them. No loop over images:
+    vmap(grad), with at most `FLOATS` gradient values in memory at once.
+    """
+    weights = {name: weight.detach() for name, weight in network.named_parameters()}
+    statistics = {name: value.detach() for name, value in network.named_buffers()}
+    chunk = max(1, FLOATS // sum(weight.numel() for weight in weights.values()))
+
+    def of_one(weights: Weights, image: Tensor, *rest: Tensor) -> Tensor:
+        logits = functional_call(network, {**weights, **statistics}, (image[None],))[0]
+        return output(logits, *rest)
+
+    gradients = vmap(grad(of_one), in_dims=(None, *[0] * len(batch)))
+    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    for places in torch.arange(len(batch[0])).split(chunk):
+        found = gradients(weights, *(column[places] for column in batch))
+        for name, gradient in found.items():
+            total[name] += term(gradient, *(column[places] for column in beside))
+    return total

@@ -1,4 +1,6 @@
-"""Four ways to make one posterior of many, all as running sums in float64 (formulas in `fedbnn.methods.fedbnn`)."""
+"""Four ways to make one posterior of many, all as running sums in float64 (formulas in
+`fedbnn.methods.fedbnn`).
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -10,54 +12,62 @@ from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.messages import Update, class_counts
-from fedbnn.methods import folds
+from fedbnn.methods.aggregation import WeightedMean, tempered
 from fedbnn.state import State
 
 LOG = logging.getLogger(__name__)
-Moments = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 class Rule(Protocol):
-    """A fold of Gaussians as two running sums: what to add for one client, and what the sums mean at the end."""
+    """A fold of Gaussians as two running sums: what to add for one client, and what they mean."""
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
         """The two tensors of which the weighted sum is kept."""
         ...
 
-    def weight(self, share: Tensor) -> Tensor:
+    def weight(self, samples: Tensor) -> Tensor:
         """The weight of a client with this many images."""
         ...
 
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """Location and scale, from the two sums and the sum of weights."""
         ...
 
 
-def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Moments:
-    """Prior times factor; precisions that would fall below `floor` times the prior's are lifted there, and counted in the log."""
+def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
+    """Prior times factor; precisions below `floor` times the prior's are lifted there, and
+    counted.
+    """
     posterior = prior.moved(factor, floor)
     low = int((prior.precision + factor.precision < floor * prior.precision).sum())
     LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
     return posterior.loc, posterior.scale
 
 
+class BySamples:
+    """Clients count by their images."""
+
+    def weight(self, samples: Tensor) -> Tensor:
+        """n_k."""
+        return samples
+
+
 @dataclass(frozen=True)
-class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; p above 1 goes further than the clients did; half of every precision stays."""
+class Scaled(BySamples):
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays."""
 
     server_lr: float = 1.0
     floor: float = 0.5
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
         """The factor itself: sum w_k L_k = L_0 + sum w_k dL_k."""
         return factor.precision, factor.info
 
-    def weight(self, share: Tensor) -> Tensor:
-        """n_k."""
-        return share
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times a server_lr of the weighted geometric mean of the factors; up to 1 it is a density by itself."""
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """q_0 times a power of the weighted geometric mean of the factors; a density up to p =
+        1.
+        """
         factor = Gaussian(first / total, second / total) ** self.server_lr
         if self.server_lr > 1:
             return lifted(prior, factor, self.floor)
@@ -72,54 +82,43 @@ class Product:
     server_lr: float = 1.0
     floor: float = 0.1
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
-        """The factor to the server_lr p."""
-        powered = factor**self.server_lr
-        return powered.precision, powered.info
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+        """The factor itself."""
+        return factor.precision, factor.info
 
-    def weight(self, share: Tensor) -> Tensor:
+    def weight(self, samples: Tensor) -> Tensor:
         """Every client with images counts once: its factor already knows how many it saw."""
-        return (share > 0).to(share.dtype)
+        return (samples > 0).to(samples.dtype)
 
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
-        """q_0 times the product of the factors."""
-        return lifted(prior, Gaussian(first, second), self.floor)
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """q_0 times the product of the factors to the power p."""
+        return lifted(prior, Gaussian(first, second) ** self.server_lr, self.floor)
 
 
-@dataclass(frozen=True)
-class MatchMoments:
+class MatchMoments(BySamples):
     """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
         """First and second moment about the prior mean, where the subtraction loses nothing."""
         client = prior * factor
         shift = client.loc - prior.loc
         return shift, client.precision.reciprocal() + shift.square()
 
-    def weight(self, share: Tensor) -> Tensor:
-        """n_k."""
-        return share
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """Location and scale of the mixture."""
         shift = first / total
         return prior.loc + shift, (second / total - shift.square()).sqrt()
 
 
-@dataclass(frozen=True)
-class MeanOfParameters:
+class MeanOfParameters(BySamples):
     """m = sum w_k m_k, log s = sum w_k log s_k."""
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Moments:
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
         """Mean and logarithm of the scale."""
         client = prior * factor
         return client.loc, client.scale.log()
 
-    def weight(self, share: Tensor) -> Tensor:
-        """n_k."""
-        return share
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Moments:
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """The means of both."""
         return first / total, (second / total).exp()
 
@@ -133,7 +132,9 @@ FOLDS: Mapping[str, Callable[[float], Rule]] = {
 
 
 class GaussianSums:
-    """The running sums of rows of weights, each row with its own weight; a backbone is one long row."""
+    """The running sums of rows of weights, each row with its own weight; a backbone is one long
+    row.
+    """
 
     def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
         self.loc, self.scale, self.rule = loc, scale, rule
@@ -142,83 +143,71 @@ class GaussianSums:
         self.second = torch.zeros_like(self.first)
         self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
 
-    def add(self, factor: Gaussian, shares: Tensor, rows: Tensor | None = None) -> None:
-        """Add one client's factors of these rows (of all, without a choice) with these shares."""
+    def add(self, factor: Gaussian, samples: Tensor, rows: Tensor | None = None) -> None:
+        """Add one client's factors of these rows (None: the one there is) with so many images."""
         first, second = self.rule.summands(self.prior if rows is None else self.prior[rows], factor)
-        weight = self.rule.weight(shares).view(-1, 1)
-        for total, value in (
-            (self.first, first),
-            (self.second, second),
-            (self.total, torch.ones_like(weight)),
-        ):
+        weight = self.rule.weight(samples).view(-1, 1)
+        pairs = ((self.first, first), (self.second, second), (self.total, torch.ones_like(weight)))
+        for total, value in pairs:
             if rows is None:
-                total.addcmul_(value, weight)
+                total.add_(value, alpha=float(weight))
             else:
                 total.index_add_(0, rows, weight * value)
 
-    def value(self) -> Moments:
+    def value(self) -> Pair:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
         met = self.total[:, 0] > 0
+        if not bool(met.any()):
+            return self.loc, self.scale
+        chosen = slice(None) if bool(met.all()) else met
+        prior = self.prior[chosen]
+        sums = (self.first[chosen], self.second[chosen], self.total[chosen])
         loc, scale = self.loc.clone(), self.scale.clone()
-        new_loc, new_scale = self.rule.posterior(
-            self.prior[met], self.first[met], self.second[met], self.total[met]
+        loc[chosen], scale[chosen] = (
+            new.to(loc.dtype) for new in self.rule.posterior(prior, *sums)
         )
-        loc[met], scale[met] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
         return loc, scale
 
 
 class PosteriorFold:
-    """Folds factors into the next posterior: the backbone by n_k, each row by n_kc, points and buffers by n_k."""
+    """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
 
     def __init__(self, state: State, rule: Rule) -> None:
         self.state = state
-        self.latent = len(state["backbone.scale"])
-        self.backbone = GaussianSums(
-            state["backbone"][None, : self.latent], state["backbone.scale"][None], rule
-        )
-        self.points = folds.WeightedMean(state["backbone"][self.latent :])
-        self.buffers = folds.WeightedMean(state["buffers"])
-        self.rows = (
-            GaussianSums(state["rows"], state["rows.scale"], rule)
-            if "rows.scale" in state
-            else None
-        )
+        self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
+        self.buffers = WeightedMean(state["buffers"])
+        self.rows = None
+        if "prototypes.scale" in state:
+            self.rows = GaussianSums(state["prototypes"], state["prototypes.scale"], rule)
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in, its factors raised to the server_lr `trust`, its points tempered; without data it is neutral."""
+        """Fold one update in, its factors raised to the power `trust`; without data it is
+        neutral.
+        """
         if not update.samples:
             return
         whole = torch.tensor([update.samples], dtype=torch.float64)
         self.backbone.add(factor_of(update, "backbone", trust)[None], whole)
-        for mean, name in ((self.points, "points"), (self.buffers, "buffers")):
-            mean.add(folds.tempered(update.tensors[name], mean.start, trust), update.samples)
+        buffers = tempered(update.tensors["buffers"], self.buffers.start, trust)
+        self.buffers.add(buffers, update.samples)
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), class_counts(update)
-            self.rows.add(factor_of(update, "rows", trust), counts, index)
+            self.rows.add(factor_of(update, "prototypes", trust), counts, index)
             self.samples[index] += counts
 
     def close(self) -> State:
         """The next posterior."""
         loc, scale = self.backbone.value()
-        folded = {
-            "backbone": torch.cat([loc[0], self.points.value()]),
-            "backbone.scale": scale[0],
-            "buffers": self.buffers.value(),
-        }
+        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": self.buffers.value()}
         if self.rows is not None:
-            rows, row_scale = self.rows.value()
-            folded |= {
-                "rows": rows,
-                "rows.scale": row_scale,
-                "rows.samples": self.state["rows.samples"] + self.samples,
-            }
+            folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
+            folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples
         return self.state.having(folded)
 
 
 def factor_of(update: Update, site: str, trust: float) -> Gaussian:
-    """The likelihood factor of one site as it was sent, raised to the server_lr `trust`."""
-    factor = Gaussian(
-        update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double()
-    )
+    """The likelihood factor of one site as it was sent, raised to the power `trust`."""
+    precision, info = (update.tensors[f"{site}.{name}"] for name in ("precision", "info"))
+    factor = Gaussian(precision, info)
     return factor if trust == 1.0 else factor**trust

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from jsonargparse.typing import PositiveFloat
-
+from fedbnn.config.ranges import Positive
 from fedbnn.storage import records
 from fedbnn.tracking import Watcher
 
@@ -56,7 +55,7 @@ class Track:
     group: str | None = None
     name: str | None = None
     tags: tuple[str, ...] = ()
-    patience: PositiveFloat = 30.0
+    patience: Positive = 30.0
 
     @property
     def mode(self) -> Mode:

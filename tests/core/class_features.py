@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedbnn.heads import triangles
-from fedbnn.heads.places import PlacesExchange
+from fedbnn.heads import GaussianHead
+from fedbnn.heads.gaussian import StatisticsAggregator, triangle
 from fedbnn.messages import Update
 from fedbnn.state import State
 
@@ -18,23 +18,25 @@ def statistics(new: Tensor, old: Tensor, labels: Tensor, client: int = 0) -> Upd
     present = labels.unique().tolist()
     before = torch.cat([old, torch.ones(len(old), 1).double()], 1)
     tensors = {
-        "places.sum": torch.stack([new[labels == c].sum(0) for c in present]),
-        "places.moment": triangles.folded(new.T @ new),
-        "places.before": triangles.folded(before.T @ before),
-        "places.cross": before.T @ new,
+        "posteriors.sum": torch.stack([new[labels == c].sum(0) for c in present]),
+        "posteriors.moment": triangle(new.T @ new),
+        "posteriors.before": triangle(before.T @ before),
+        "posteriors.cross": before.T @ new,
     }
     counts = {NAMES[c]: int((labels == c).sum()) for c in present}
     return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
 
 
-def exchange(width: int, **settings: float) -> PlacesExchange:
-    return PlacesExchange(State({}), width, **{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
+def exchange(width: int, **settings: float) -> StatisticsAggregator:
+    """The exchange of statistics of so many features; nothing is forgotten unless asked."""
+    head = GaussianHead(**{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
+    return StatisticsAggregator(head, State({"prototypes": torch.zeros(0, width + 1)}))
 
 
 def folded(
-    state: State, updates: Sequence[Update], settings: PlacesExchange, trust: float = 1.0
+    state: State, updates: Sequence[Update], settings: StatisticsAggregator, trust: float = 1.0
 ) -> State:
-    fold = settings.fold(state, "statistics")
+    fold = settings.fold(state)
     for update in updates:
         fold.add(update, trust)
     return fold.close()

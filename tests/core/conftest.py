@@ -1,4 +1,4 @@
-"""Small worlds for the core: images without files, states, updates, and a federation on the digits."""
+"""Small worlds for the core: a stream of digits, and a federation on them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +10,8 @@ from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
 from fedbnn.federation.server import Federation
-from fedbnn.heads import library
+from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
 from fedbnn.seeds import address, forked
@@ -20,6 +19,7 @@ from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from lightning_modules.client_runner import ClientRunner
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import Federate
 
 LOCAL = LocalTraining(epochs=2, batch_size=16, warmup_epochs=1)
@@ -51,7 +51,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
 
 @pytest.fixture
 def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
-    """A federation of this method on the digits, and the state it begins with; every call has a ledger of its own."""
+    """A federation of this method on the digits, and the state it begins with.
+
+    Every call has a ledger of its own; `head=GaussianHead()` and other parts replace the usual.
+    """
     ledgers: list[Ledger] = []
 
     def build(
@@ -63,15 +66,16 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
     ) -> tuple[Federation, State]:
         with forked(address(seed, "network")):
             backbone = MLP(stream.image_shape, (16,))
-        layout = layout_of(backbone, getattr(method, "bayes_norm", True))
+        layout = layout_of(backbone)
         weights, buffers = layout.read(backbone)
-        rows = library.empty(backbone.width) if method.share == "global" else {}
+        rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}
         work = ClientRunner(stream, backbone, layout, method, local, {}, seed)
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {
             "run": "test",
             "stream": stream,
             "method": method,
+            "head": LinearHead(),
             "layout": layout,
             "engine": SerialEngine(work),
             "gate": Gate(),

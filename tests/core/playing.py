@@ -8,10 +8,10 @@ from datamodules.stream import FederatedStream
 from fedbnn.federation import server
 from fedbnn.federation.engines import Private
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
 from fedbnn.federation.server import Federation
 from fedbnn.messages import Failure, FitResult
 from fedbnn.state import State
+from lightning_modules.client_trainer import LocalTraining
 
 Federate = Callable[..., tuple[Federation, State]]
 FAST = LocalTraining(epochs=1, batch_size=16, warmup_epochs=1)

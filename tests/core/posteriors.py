@@ -20,18 +20,23 @@ def moments(source: torch.Generator, *shape: int) -> Posterior:
     ).double()
 
 
-def prior_state(seed: int = 0, latent: int = 5, points: int = 2) -> State:
-    """A posterior over five weights, two points, one statistic and three rows of three, in float64."""
+def prior_state(seed: int = 0) -> State:
+    """A posterior over five weights and three rows of three, and one statistic, in float64."""
     source = torch.Generator().manual_seed(seed)
-    backbone, scale = moments(source, latent + points)
+    backbone, scale = moments(source, 5)
     rows, row_scale = moments(source, 3, 3)
     tensors = {
         "backbone": backbone,
-        "backbone.scale": scale[:latent],
+        "backbone.scale": scale,
         "buffers": torch.randn(1, generator=source).double(),
     }
     return State(
-        {**tensors, "rows": rows, "rows.scale": row_scale, "rows.samples": torch.zeros(3).double()},
+        {
+            **tensors,
+            "prototypes": rows,
+            "prototypes.scale": row_scale,
+            "prototypes.samples": torch.zeros(3).double(),
+        },
         NAMES,
     )
 
@@ -42,23 +47,21 @@ def update(
     rows: Posterior,
     counts: Mapping[str, int],
     client: int = 0,
-    points: float = 0.0,
+    statistic: float = 0.0,
 ) -> Update:
     """What a client with these posteriors sends, in float64 so that identities are exact."""
-    latent, index = len(state["backbone.scale"]), state.index(tuple(counts))
-    factor = Gaussian.from_moments(*backbone) / Gaussian.from_moments(
-        state["backbone"][:latent], state["backbone.scale"]
-    )
+    index = state.index(tuple(counts))
+    prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+    factor = Gaussian.from_moments(*backbone) / prior
     own = Gaussian.from_moments(*rows) / Gaussian.from_moments(
-        state["rows"][index], state["rows.scale"][index]
+        state["prototypes"][index], state["prototypes.scale"][index]
     )
     tensors = {
         "backbone.precision": factor.precision,
         "backbone.info": factor.info,
-        "rows.precision": own.precision,
-        "rows.info": own.info,
-        "points": torch.full((len(state["backbone"]) - latent,), points).double(),
-        "buffers": torch.full((1,), points).double(),
+        "prototypes.precision": own.precision,
+        "prototypes.info": own.info,
+        "buffers": torch.full((1,), statistic).double(),
     }
     return Update("run", 1, "train", client, "", sum(counts.values()), counts, tensors)
 

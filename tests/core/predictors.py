@@ -9,15 +9,15 @@ from torch import nn
 import fedbnn
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.export import Card, load, save_model
-from fedbnn.heads import library
-from fedbnn.heads.discriminant import Reading
-from fedbnn.heads.places import Places
-from fedbnn.heads.predictor import Predictor
+from fedbnn.heads import GaussianHead, Head, prototypes
+from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State
 
 SHAPE = (1, 4, 4)
 LOOK = Preprocess((0.4,), (0.3,))
+PLAIN = GaussianHead(temperature=1.0)
 
 
 def images(count: int = 30) -> ImageSet:
@@ -30,56 +30,54 @@ def images(count: int = 30) -> ImageSet:
     )
 
 
-def state_of(
-    backbone: nn.Module, bayesian: bool = True, bayes_norm: bool = True, places: bool = False
-) -> State:
-    """Random rows for three classes of which b was never trained."""
-    layout = layout_of(backbone, bayes_norm)
+def state_of(backbone: nn.Module, bayesian: bool = True, posteriors: bool = False) -> State:
+    """Random prototypes for three classes of which b was never trained."""
+    layout = layout_of(backbone)
     weights, buffers = layout.read(backbone)
-    state = library.grow(
-        State({"backbone": weights, "buffers": buffers, **library.empty(backbone.width)}),
+    state = prototypes.grow(
+        State({"backbone": weights, "buffers": buffers, **prototypes.empty(backbone.width)}),
         ["a", "b", "c"],
         None,
     )
     state = state.having(
         {
-            "rows": torch.randn(3, backbone.width + 1),
-            "rows.samples": torch.tensor([4.0, 0, 2]).double(),
+            "prototypes": torch.randn(3, backbone.width + 1),
+            "prototypes.samples": torch.tensor([4.0, 0, 2]).double(),
         }
     )
     if bayesian:
         state = state.having(
             {
                 "backbone.scale": 0.3 * layout.initial_scale(1.0),
-                "rows.scale": torch.full((3, backbone.width + 1), 0.2),
+                "prototypes.scale": torch.full((3, backbone.width + 1), 0.2),
             }
         )
-    if places:
+    if posteriors:
         width, factor = backbone.width, torch.randn(backbone.width, backbone.width).double()
         mean, count = torch.randn(3, width).double(), torch.tensor([4.0, 0, 2]).double()
         state = state.having(
-            Places(mean, count, factor @ factor.T, torch.tensor([5.0]).double()).tensors()
+            ClassPosteriors(mean, count, factor @ factor.T, torch.tensor([5.0]).double()).tensors()
         )
     return state
 
 
 def predictor(
-    state: State, backbone: nn.Module, samples: int = 8, seed: int = 0, **reading: Any
+    state: State, backbone: nn.Module, samples: int = 8, seed: int = 0, head: Head = PLAIN
 ) -> Predictor:
-    return Predictor(backbone, layout_of(backbone), state, samples, seed, Reading(**reading))
+    return Predictor(backbone, layout_of(backbone), state, head, samples, seed)
 
 
 def card_of(
-    bayes_norm: bool = True,
     network: str = "mlp",
     shape: tuple[int, int, int] = SHAPE,
+    head: Head = PLAIN,
     **options: Any,
 ) -> Card:
     chosen = {"hidden": [5]} if network == "mlp" else {}
-    return Card({"name": network, **chosen, **options}, shape, ("a", "b", "c"), LOOK, bayes_norm)
+    return Card({"name": network, **chosen, **options}, shape, ("a", "b", "c"), LOOK, head)
 
 
 def saved(folder: Path, backbone: nn.Module, state: State, **card: Any) -> fedbnn.export.Model:
     facts = card_of(**card)
-    save_model(folder, facts, state, layout_of(backbone, facts.bayes_norm))
+    save_model(folder, facts, state, layout_of(backbone))
     return load(folder)

@@ -12,8 +12,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads import library
+from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import FedAvg, FedBNN, Method
@@ -21,8 +20,8 @@ from fedbnn.networks import MLP
 from fedbnn.state import State
 from lightning_modules.assembly import assemble, read_rows
 from lightning_modules.client_runner import ClientRunner
-from lightning_modules.client_trainer import ClientTrainer
-from lightning_modules.point_fit import warm_up
+from lightning_modules.client_trainer import ClientTrainer, LocalTraining
+from lightning_modules.point_client import warm_up
 
 NAMES = ("a", "b", "c")
 LOCAL = LocalTraining(epochs=2, batch_size=8, warmup_epochs=2)
@@ -76,11 +75,14 @@ def begun(backbone: nn.Module, method: Method, trained: tuple[str, ...] = ()) ->
     """The state of a first round in which the rows of the classes `trained` are old."""
     layout = layout_of(backbone, getattr(method, "bayes_norm", True))
     weights, buffers = layout.read(backbone)
-    state = State({"backbone": weights, "buffers": buffers, **library.empty(backbone.width)})
+    state = State({"backbone": weights, "buffers": buffers, **prototypes.empty(backbone.width)})
     state = method.prepare(state, 1, NAMES, layout)
     old = torch.tensor([float(name in trained) for name in NAMES])
     return state.having(
-        {"rows": torch.randn(3, backbone.width + 1) * old[:, None], "rows.samples": old.double()}
+        {
+            "prototypes": torch.randn(3, backbone.width + 1) * old[:, None],
+            "prototypes.samples": old.double(),
+        }
     )
 
 
@@ -148,9 +150,9 @@ def test_the_prior_of_a_warmed_row_is_its_value_before_warm_up() -> None:
     state = begun(backbone, BAYES)
     still = FedBNN(r_init=0, lr=1e-12)
     update = answered(worker(backbone, pictures([0, 1] * 8), still), state)
-    prior = Gaussian.from_moments(state["rows"][:2], state["rows.scale"][:2])
+    prior = Gaussian.from_moments(state["prototypes"][:2], state["prototypes.scale"][:2])
     moved = prior * Gaussian(
-        update.tensors["rows.precision"].double(), update.tensors["rows.info"].double()
+        update.tensors["prototypes.precision"].double(), update.tensors["prototypes.info"].double()
     )
     assert moved.loc.abs().max() > 1e-3
     backbone_prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
@@ -272,4 +274,4 @@ def test_scope_seen_puts_all_trained_classes_into_the_softmax_and_sends_only_its
         worker(backbone, pictures([0, 1] * 8), method), begun(backbone, method, ("a", "c"))
     )
     assert update.classes == ("a", "b")
-    assert update.tensors["rows.info"].shape == (2, 7)
+    assert update.tensors["prototypes.info"].shape == (2, 7)

@@ -13,12 +13,11 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.federation.local import LocalTraining
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.methods.base import LocalObjective
+from fedbnn.methods.objectives import LocalObjective
 from fedbnn.networks import MLP, Classifier
-from lightning_modules.client_trainer import ClientTrainer
+from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import PointClient
 from lightning_modules.svi_client import Start, SVIClient
 

@@ -9,11 +9,14 @@ from sklearn.covariance import OAS
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from fedbnn.heads.discriminant import Discriminant, Reading, shrinkage
-from fedbnn.heads.places import Places
+from fedbnn.heads import GaussianHead
+from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.predictive import Discriminant, shrinkage
 from fedbnn.messages import Update
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
+
+PLAIN = GaussianHead(temperature=1.0)
 
 
 @pytest.mark.parametrize(("count", "width"), [(20, 50), (200, 50), (60, 10), (5, 300)])
@@ -54,26 +57,31 @@ def test_predictions_are_those_of_lda_on_the_pooled_features(
     features, labels = world(7, count + 300, width)
     train, test = (features[:count], labels[:count]), features[count:]
     updates = [statistics(train[0][k::3], train[0][k::3], train[1][k::3], k) for k in range(3)]
-    places = Places.of(folded(State({}, NAMES), updates, exchange(width)), width)
-    covariance = places.scatter / places.weight
-    share = shrinkage(covariance, float(places.weight))
+    posteriors = ClassPosteriors.of(folded(State({}, NAMES), updates, exchange(width)), width)
+    covariance = posteriors.scatter / posteriors.weight
+    share = shrinkage(covariance, float(posteriors.weight))
     reference = LinearDiscriminantAnalysis(solver=solver, shrinkage=share, priors=[1 / 3] * 3).fit(
         *(part.numpy() for part in train)
     )
-    scores = Discriminant.of(places, torch.arange(3)).scores(test)
+    scores = Discriminant.of(posteriors, torch.arange(3), PLAIN).scores(test)
     assert scores.argmax(1).tolist() == reference.predict(test.numpy()).tolist()
 
 
 def test_many_degrees_of_freedom_give_the_gaussian_scores() -> None:
     features, labels = world(8, 3000)
-    places = Places.of(
+    posteriors = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
-    ours = Discriminant.of(places, torch.arange(3)).scores(features[:50]).softmax(1).double()
-    covariance = places.scatter / places.weight
-    share = shrinkage(covariance, float(places.weight))
+    ours = (
+        Discriminant.of(posteriors, torch.arange(3), PLAIN)
+        .scores(features[:50])
+        .softmax(1)
+        .double()
+    )
+    covariance = posteriors.scatter / posteriors.weight
+    share = shrinkage(covariance, float(posteriors.weight))
     shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
-    normals = [torch.distributions.MultivariateNormal(mean, shrunk) for mean in places.mean]
+    normals = [torch.distributions.MultivariateNormal(mean, shrunk) for mean in posteriors.mean]
     reference = torch.stack([normal.log_prob(features[:50]) for normal in normals], 1).softmax(1)
     torch.testing.assert_close(ours, reference, rtol=0, atol=0.02)
 
@@ -91,41 +99,43 @@ def test_scores_are_differences_of_student_t_densities() -> None:
         ]
     )
     features, labels = features[keep], labels[keep]
-    places = Places.of(
+    posteriors = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
-    covariance, freedom = places.scatter / places.weight, float(places.weight)
+    covariance, freedom = posteriors.scatter / posteriors.weight, float(posteriors.weight)
     share = shrinkage(covariance, freedom)
     shrunk = (1 - share) * covariance + share * covariance.trace() / 4 * torch.eye(4).double()
     points = features.numpy()
     reference = np.stack(
         [
             multivariate_t(
-                places.mean[c].numpy(),
-                (1 + 1 / places.count[c].item()) * shrunk.numpy(),
+                posteriors.mean[c].numpy(),
+                (1 + 1 / posteriors.count[c].item()) * shrunk.numpy(),
                 df=freedom,
             ).logpdf(points)
             for c in range(3)
         ],
         1,
     )
-    ours = Discriminant.of(places, torch.arange(3)).scores(features).double().numpy()
+    ours = Discriminant.of(posteriors, torch.arange(3), PLAIN).scores(features).double().numpy()
     np.testing.assert_allclose(ours - ours[:, :1], reference - reference[:, :1], atol=1e-4)
 
 
 def test_temperature_divides_the_scores() -> None:
     features, labels = world(10)
-    places = Places.of(
+    posteriors = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
     )
     one, two = (
-        Discriminant.of(places, torch.arange(3), Reading(temperature)).scores(features)
+        Discriminant.of(posteriors, torch.arange(3), GaussianHead(temperature=temperature)).scores(
+            features
+        )
         for temperature in (1.0, 2.0)
     )
     torch.testing.assert_close(one, 2 * two)
 
 
-def uneven() -> tuple[Tensor, Tensor, Places]:
+def uneven() -> tuple[Tensor, Tensor, ClassPosteriors]:
     """Classes of 90, 30 and 6 images that overlap, and where they lie."""
     features, labels = world(11, 900)
     keep = torch.cat(
@@ -135,7 +145,7 @@ def uneven() -> tuple[Tensor, Tensor, Places]:
     return (
         features,
         labels,
-        Places.of(
+        ClassPosteriors.of(
             folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4)), 4
         ),
     )
@@ -143,11 +153,10 @@ def uneven() -> tuple[Tensor, Tensor, Places]:
 
 def test_a_prior_of_frequencies_is_the_mean_of_their_dirichlet_posterior() -> None:
     """Added after the temperature: it weighs classes, not features."""
-    features, _, places = uneven()
-    readings = Reading(3.0, prior="frequency"), Reading(3.0)
+    features, _, posteriors = uneven()
+    heads = GaussianHead(temperature=3.0, prior="frequency"), GaussianHead(temperature=3.0)
     often, alike = (
-        Discriminant.of(places, torch.tensor([0, 2]), reading).scores(features)
-        for reading in readings
+        Discriminant.of(posteriors, torch.tensor([0, 2]), head).scores(features) for head in heads
     )
     expected = torch.log(torch.tensor([91.0, 7.0]) / 98)
     torch.testing.assert_close(
@@ -156,25 +165,29 @@ def test_a_prior_of_frequencies_is_the_mean_of_their_dirichlet_posterior() -> No
 
 
 def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None:
-    features, labels, places = uneven()
-    share = shrinkage(places.scatter / places.weight, float(places.weight))
+    features, labels, posteriors = uneven()
+    share = shrinkage(posteriors.scatter / posteriors.weight, float(posteriors.weight))
     priors = [91 / 129, 31 / 129, 7 / 129]
     reference = LinearDiscriminantAnalysis(solver="eigen", shrinkage=share, priors=priors).fit(
         features.numpy(), labels.numpy()
     )
     ours = (
-        Discriminant.of(places, torch.arange(3), Reading(prior="frequency"))
+        Discriminant.of(
+            posteriors, torch.arange(3), GaussianHead(temperature=1.0, prior="frequency")
+        )
         .scores(features)
         .argmax(1)
     )
-    alike = Discriminant.of(places, torch.arange(3)).scores(features).argmax(1)
+    alike = Discriminant.of(posteriors, torch.arange(3), PLAIN).scores(features).argmax(1)
     agreement = (ours == torch.tensor(reference.predict(features.numpy()))).double().mean()
     assert agreement > 0.97  # Student-t tails move a few images near a border
     assert (ours == 2).sum() < (alike == 2).sum()
 
 
-def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[Places, Tensor]:
-    """Places from features as they are sent: sums in float32 of rectified features, some of them always zero."""
+def wide(
+    images: int, width: int, offset: float = 0.0, dead: int = 0
+) -> tuple[ClassPosteriors, Tensor]:
+    """ClassPosteriors from features as they are sent: sums in float32 of rectified features, some of them always zero."""
     features = torch.relu(torch.randn(images, width) + offset).double()
     features[:, :dead] = 0
     update = statistics(features, features, torch.arange(images) % 3)
@@ -184,28 +197,32 @@ def wide(images: int, width: int, offset: float = 0.0, dead: int = 0) -> tuple[P
         [Update("run", 1, "statistics", 0, "", images, update.counts, sent)],
         exchange(width),
     )
-    return Places.of(state, width), features
+    return ClassPosteriors.of(state, width), features
 
 
 @pytest.mark.parametrize("images", [3, 6, 40])
 def test_a_thousand_features_of_few_images_stay_finite_and_fast(images: int) -> None:
-    places, features = wide(images, 1000, dead=200)
+    posteriors, features = wide(images, 1000, dead=200)
     start = perf_counter()
-    scores = Discriminant.of(places, torch.arange(3)).scores(features)
+    scores = Discriminant.of(posteriors, torch.arange(3), PLAIN).scores(features)
     assert bool(scores.isfinite().all())
     assert perf_counter() - start < 5
     assert scores.argmax(1).tolist() == (torch.arange(images) % 3).tolist()
 
 
 def test_features_far_from_zero_lose_nothing_that_matters_to_float32_sums() -> None:
-    places, features = wide(2000, 20, offset=300.0)
-    assert bool(Discriminant.of(places, torch.arange(3)).scores(features).isfinite().all())
+    posteriors, features = wide(2000, 20, offset=300.0)
+    assert bool(
+        Discriminant.of(posteriors, torch.arange(3), PLAIN).scores(features).isfinite().all()
+    )
 
 
 def test_one_class_with_one_image_can_be_scored() -> None:
     features = torch.tensor([[1.0, 2.0]]).double()
-    places = Places.of(
+    posteriors = ClassPosteriors.of(
         folded(State({}, NAMES), [statistics(features, features, torch.tensor([1]))], exchange(2)),
         2,
     )
-    assert bool(Discriminant.of(places, torch.tensor([1])).scores(features).isfinite().all())
+    assert bool(
+        Discriminant.of(posteriors, torch.tensor([1]), PLAIN).scores(features).isfinite().all()
+    )

@@ -28,7 +28,7 @@ def test_forgetting_keeps_the_mean_and_that_part_of_what_was_learnt(
         atol=0,
     )
     assert torch.equal(found["backbone"], state["backbone"])
-    assert torch.equal(found["rows"], state["rows"])
+    assert torch.equal(found["prototypes"], state["prototypes"])
     assert method.end_round(initial, state, federation.layout) is state
 
 
@@ -42,7 +42,7 @@ def test_forgetting_leaves_rows_of_absent_classes_alone(
     later = server.play(federation, before, 3)
     held = {name for client in digits.participants(3) for name in digits.counts(3, client)}
     absent = [row for row, name in enumerate(before.classes) if name not in held]
-    assert torch.equal(later["rows.scale"][absent], before["rows.scale"][absent])
+    assert torch.equal(later["prototypes.scale"][absent], before["prototypes.scale"][absent])
 
 
 def test_forgetting_everything_but_a_little_returns_to_the_initial_scale(

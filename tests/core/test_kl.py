@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.bayes.model import WeightedKL, Weights, kl_by_weight
-from tests.core.small_models import small
+from fedbnn.bayes.elbo import WeightedKL, Weights
+from tests.core.small_models import kl_by_weight, small
 
 
 def test_kl_is_exactly_zero_at_the_prior_for_a_million_weights_in_float32() -> None:

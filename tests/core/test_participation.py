@@ -10,9 +10,9 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
-from fedbnn.federation.local import LocalTraining
 from fedbnn.messages import Failure, FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 
@@ -35,10 +35,10 @@ def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit
     held = {name for client in asked for name in digits.counts(3, client)}
     absent = [row for row, name in enumerate(before.classes) if name not in held]
     assert absent
-    for name in ("rows", "rows.scale", "rows.samples"):
+    for name in ("prototypes", "prototypes.scale", "prototypes.samples"):
         assert torch.equal(later[name][absent], before[name][absent])
     for name in held:
-        assert later["rows.samples"][later.classes.index(name)] > 0
+        assert later["prototypes.samples"][later.classes.index(name)] > 0
 
 
 def test_the_totals_of_a_round_are_those_of_its_participants(
@@ -86,4 +86,4 @@ def test_one_failed_client_is_named_and_the_others_are_folded(
         for client in digits.participants(1)
         if client != lost
     )
-    assert state["rows.samples"].sum().item() == held == committed.record["samples"]
+    assert state["prototypes.samples"].sum().item() == held == committed.record["samples"]

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fedbnn.messages import Update
-from fedbnn.methods.folds import PointFold
+from fedbnn.methods.aggregation import PointFold
 from fedbnn.state import State
 from tests.core.posteriors import NAMES
 
 
 def point_update(backbone: float, rows: Mapping[str, float], counts: Mapping[str, int]) -> Update:
     tensors = {"backbone": torch.full((2,), backbone), "buffers": torch.full((1,), backbone)}
-    tensors["rows"] = torch.tensor([[rows[name]] * 3 for name in counts]).reshape(-1, 3)
+    tensors["prototypes"] = torch.tensor([[rows[name]] * 3 for name in counts]).reshape(-1, 3)
     return Update("run", 1, "train", 0, "", sum(counts.values()), counts, tensors)
 
 
@@ -21,8 +21,8 @@ def point_state() -> State:
     tensors = {
         "backbone": torch.zeros(2),
         "buffers": torch.zeros(1),
-        "rows": torch.full((3, 3), 0.1),
-        "rows.samples": torch.zeros(3).double(),
+        "prototypes": torch.full((3, 3), 0.1),
+        "prototypes.samples": torch.zeros(3).double(),
     }
     return State(tensors, NAMES)
 
@@ -33,9 +33,9 @@ def test_fedavg_weighs_the_backbone_by_images_and_rows_by_images_of_their_class(
     fold.add(point_update(3.0, {"a": 5.0}, {"a": 3}))
     found = fold.close()
     assert found["backbone"].tolist() == pytest.approx([(10 * 1 + 3 * 3) / 13] * 2)
-    assert found["rows"][:, 0].tolist() == pytest.approx([4.0, 2.0, 0.1])
-    assert torch.equal(found["rows"][2], point_state()["rows"][2])
-    assert found["rows.samples"].tolist() == [4, 9, 0]
+    assert found["prototypes"][:, 0].tolist() == pytest.approx([4.0, 2.0, 0.1])
+    assert torch.equal(found["prototypes"][2], point_state()["prototypes"][2])
+    assert found["prototypes.samples"].tolist() == [4, 9, 0]
 
 
 def test_fedavg_pulls_a_distrusted_client_towards_its_start() -> None:
@@ -43,7 +43,7 @@ def test_fedavg_pulls_a_distrusted_client_towards_its_start() -> None:
     fold.add(point_update(4.0, {"a": 4.1}, {"a": 3}), trust=0.5)
     found = fold.close()
     assert found["backbone"].tolist() == [2.0, 2.0]
-    assert found["rows"][0].tolist() == pytest.approx([2.1] * 3)
+    assert found["prototypes"][0].tolist() == pytest.approx([2.1] * 3)
 
 
 def test_fedavg_of_nobody_is_the_state() -> None:

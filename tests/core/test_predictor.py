@@ -1,5 +1,6 @@
 """Prediction from a state."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.export import load
-from fedbnn.heads.places import without_places
+from fedbnn.heads import LinearHead
+from fedbnn.heads.gaussian import without_posteriors
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.networks import MLP, NETWORKS
-from tests.core.predictors import LOOK, SHAPE, images, predictor, saved, state_of
+from tests.core.predictors import LOOK, PLAIN, SHAPE, images, predictor, saved, state_of
 
 
 def test_only_trained_classes_are_predicted_in_the_order_of_the_library() -> None:
@@ -21,17 +23,27 @@ def test_only_trained_classes_are_predicted_in_the_order_of_the_library() -> Non
 
 
 @pytest.mark.parametrize("samples", [0, 3])
-def test_rows_beside_the_class_posteriors_add_their_scores(samples: int) -> None:
-    """The same draws judge: scores of both = scores of the posteriors + weight * scores of the rows."""
+def test_prototypes_beside_the_class_posteriors_add_their_scores(samples: int) -> None:
+    """By the same draws: both = scores of the posteriors + share * scores of the prototypes."""
     backbone = MLP(SHAPE, (5,))
-    state = state_of(backbone, places=True)
+    state = state_of(backbone, posteriors=True)
     both, posteriors = (
-        predictor(state, backbone, samples=samples, rows=weight).scores(images())
-        for weight in (0.3, 0.0)
+        predictor(state, backbone, samples, head=replace(PLAIN, prototypes=share)).scores(images())
+        for share in (0.3, 0.0)
     )
-    rows = predictor(without_places(state), backbone, samples=samples, rows=0.3).scores(images())
+    bare = without_posteriors(state)
+    rows = predictor(bare, backbone, samples, head=replace(PLAIN, prototypes=0.3)).scores(images())
     torch.testing.assert_close(both, posteriors + 0.3 * rows)
     assert not torch.allclose(both, posteriors)
+
+
+def test_a_linear_head_predicts_from_the_prototypes_whatever_else_a_state_has() -> None:
+    backbone = MLP(SHAPE, (5,))
+    state = state_of(backbone, posteriors=True)
+    linear = predictor(state, backbone, head=LinearHead()).scores(images())
+    bare = predictor(without_posteriors(state), backbone, head=LinearHead()).scores(images())
+    assert torch.equal(linear, bare)
+    assert not torch.allclose(linear, predictor(state, backbone).scores(images()))
 
 
 def test_draws_are_made_once_and_serve_every_call_and_batch() -> None:
@@ -61,11 +73,11 @@ def test_points_are_scored_once_and_zero_draws_are_the_means() -> None:
     backbone = MLP(SHAPE, (5,))
     state = state_of(backbone)
     points = predictor(
-        state.only("backbone", "buffers", "rows", "rows.samples"), backbone, samples=8
+        state.only("backbone", "buffers", "prototypes", "prototypes.samples"), backbone, samples=8
     ).scores(images())
     assert points.shape == (1, 30, 2)
     assert torch.equal(predictor(state, backbone, samples=0).scores(images()), points)
-    rows = state["rows"][[0, 2]]
+    rows = state["prototypes"][[0, 2]]
     with torch.no_grad():
         expected = backbone(LOOK.normalise(images().pixels)) @ rows[:, :-1].T + rows[:, -1]
     torch.testing.assert_close(points[0], expected)
@@ -88,7 +100,7 @@ def test_draws_have_the_moments_of_the_posterior() -> None:
     state = state_of(backbone).having({"backbone.scale": torch.full((16,), 1e-9)})
     scores = predictor(state, backbone, samples=1500).scores(images(3))
     inputs = LOOK.normalise(images(3).pixels).flatten(1)
-    rows = state["rows"][[0, 2]]
+    rows = state["prototypes"][[0, 2]]
     deviation = 0.2 * (inputs.square().sum(1) + 1).sqrt()
     torch.testing.assert_close(
         scores.mean(0), inputs @ rows[:, :-1].T + rows[:, -1], rtol=0, atol=0.15

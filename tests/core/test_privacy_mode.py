@@ -7,13 +7,14 @@ import pytest
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
-from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads.predictor import Predictor
+from fedbnn.evaluation import per_client
+from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.state import State
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 
@@ -30,7 +31,7 @@ def test_backbone_only_sends_no_rows_and_no_class_names(
     sent = engine.down + [answer.update for answer in engine.up if isinstance(answer, FitResult)]
     assert len(sent) == 3 + 9
     for payload in sent:
-        assert b"rows" not in payload
+        assert b"prototypes" not in payload
         assert b"digits/" not in payload
     updates = [read_update(answer.update) for answer in engine.up if isinstance(answer, FitResult)]
     assert all(update.counts == {} and update.samples > 0 for update in updates)
@@ -57,8 +58,8 @@ def test_a_client_finds_its_own_rows_again(federate: Federate, digits: Federated
     counts = {
         name: sum(digits.counts(round, 0).get(name, 0) for round in (1, 2)) for name in own.classes
     }
-    assert own["rows.samples"].tolist() == [counts[name] for name in own.classes]
-    assert own["rows.scale"].shape == own["rows"].shape
+    assert own["prototypes.samples"].tolist() == [counts[name] for name in own.classes]
+    assert own["prototypes.scale"].shape == own["prototypes"].shape
 
 
 @pytest.mark.parametrize("images", [None, 1])
@@ -76,13 +77,13 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
     predictors = [
         Predictor(
-            MLP(digits.image_shape, (16,)), federation.layout, with_prototypes(state, own), 4
+            MLP(digits.image_shape, (16,)), federation.layout, per_client.joined(state, own), 4
         )
         for own in libraries
     ]
-    found = evaluate_clients(predictors, Short(digits, 2), 2, Evaluation(images=images))
+    found = per_client.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))
     single = [
-        evaluate_clients([one], Short(digits, 2), 2, Evaluation(images=images))
+        per_client.evaluate([one], Short(digits, 2), 2, Evaluation(images=images))
         for one in predictors
     ]
     values = [one["fon"]["task_aware"] for one in single if one["fon"] is not None]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn.evaluation.evaluate import Evaluation, evaluate_round
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads.predictor import Predictor
+from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
+from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.storage.ledger import Ledger
+from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after, sha
 
 # Initialisation.
@@ -39,17 +39,17 @@ def test_then_means_are_the_weights_and_scales_the_initial_ones(
     points = after(federation, initial)
     state = method.prepare(points, 2, ["digits/7"], federation.layout)
     assert torch.equal(state["backbone"], points["backbone"])
-    assert torch.equal(state["rows"][:-1], points["rows"])
+    assert torch.equal(state["prototypes"][:-1], points["prototypes"])
     torch.testing.assert_close(state["backbone.scale"], federation.layout.initial_scale(0.2))
-    assert state["rows.scale"].unique().tolist() == pytest.approx([0.2 / 17**0.5])
-    assert state["rows.scale"].shape == state["rows"].shape
+    assert state["prototypes.scale"].unique().tolist() == pytest.approx([0.2 / 17**0.5])
+    assert state["prototypes.scale"].shape == state["prototypes"].shape
 
 
 def test_no_initialisation_works_too(federate: Federate, digits: FederatedStream) -> None:
     state = after(*federate(FedBNN(r_init=0), local=FAST, stream=Short(digits, 2)))
     assert state.bayesian
     assert bool((state["backbone.scale"] > 0).all())
-    assert bool((state["rows.samples"] > 0).all())
+    assert bool((state["prototypes.samples"] > 0).all())
 
 
 @pytest.mark.parametrize("fold_by", ["scaled", "product", "moments", "mean"])
@@ -124,7 +124,11 @@ def test_a_random_network_scores_chance_in_both_regimes(
             torch.randn(len(state["backbone"]), generator=source) * 0.1,
         )
         state = state.having(
-            {"rows": rows, "backbone": backbone, "rows.samples": torch.ones(10).double()}
+            {
+                "prototypes": rows,
+                "backbone": backbone,
+                "prototypes.samples": torch.ones(10).double(),
+            }
         )
         predictor = Predictor(MLP(digits.image_shape, (16,)), federation.layout, state)
         line: Any = evaluate_round(predictor, digits, digits.rounds, Evaluation())
@@ -147,8 +151,8 @@ def test_class_posteriors_travel_as_an_exchange_of_their_own(
         "train",
         "statistics",
     ]
-    assert "rows" not in FitInstruction.from_bytes(engine.down[1]).state
-    assert state["places.count"].tolist() == state["rows.samples"].tolist()
+    assert "prototypes" not in FitInstruction.from_bytes(engine.down[1]).state
+    assert state["posteriors.count"].tolist() == state["prototypes.samples"].tolist()
     committed = federation.ledger.latest()
     assert committed is not None
     assert committed.record["bytes_up"] == sum(

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbnn import wire
-from fedbnn.evaluation.metrics import scale_quantiles
-from fedbnn.heads import library
+from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction
 from fedbnn.seeds import address, forked, generator
@@ -20,36 +20,36 @@ def filled(scale: bool = False) -> State:
     tensors = {
         "backbone": torch.zeros(2),
         "buffers": torch.zeros(0),
-        "rows": torch.ones(1, 4),
-        "rows.samples": torch.tensor([3.0]).double(),
+        "prototypes": torch.ones(1, 4),
+        "prototypes.samples": torch.tensor([3.0]).double(),
     }
     if scale:
-        tensors |= {"backbone.scale": torch.ones(2), "rows.scale": torch.full((1, 4), 0.3)}
+        tensors |= {"backbone.scale": torch.ones(2), "prototypes.scale": torch.full((1, 4), 0.3)}
     return State(tensors, ("b",))
 
 
 @pytest.mark.parametrize("scale", [False, True])
 def test_new_rows_are_zero_fresh_and_the_same_everywhere(scale: bool) -> None:
     state = filled(scale)
-    grown = library.grow(state, ["c", "a", "b"], 0.1)
+    grown = prototypes.grow(state, ["c", "a", "b"], 0.1)
     assert grown.classes == ("b", "a", "c")
-    assert torch.equal(grown["rows"], torch.cat([torch.ones(1, 4), torch.zeros(2, 4)]))
-    assert grown["rows.samples"].tolist() == [3, 0, 0]
-    assert library.trained(grown) == ("b",)
-    assert library.fresh(grown, ("c", "b")).tolist() == [True, False]
-    assert ("rows.scale" in grown) == scale
+    assert torch.equal(grown["prototypes"], torch.cat([torch.ones(1, 4), torch.zeros(2, 4)]))
+    assert grown["prototypes.samples"].tolist() == [3, 0, 0]
+    assert prototypes.trained(grown) == ("b",)
+    assert prototypes.fresh(grown, ("c", "b")).tolist() == [True, False]
+    assert ("prototypes.scale" in grown) == scale
     if scale:
-        assert grown["rows.scale"][1:].unique().tolist() == pytest.approx([0.1])
-        assert torch.equal(grown["rows.scale"][:1], state["rows.scale"])
+        assert grown["prototypes.scale"][1:].unique().tolist() == pytest.approx([0.1])
+        assert torch.equal(grown["prototypes.scale"][:1], state["prototypes.scale"])
     assert (
-        library.grow(state, ["a", "c"], 0.1).to_bytes()
-        == library.grow(state, ["c", "a"], 0.1).to_bytes()
+        prototypes.grow(state, ["a", "c"], 0.1).to_bytes()
+        == prototypes.grow(state, ["c", "a"], 0.1).to_bytes()
     )
 
 
 def test_known_classes_add_nothing() -> None:
     state = filled()
-    assert library.grow(state, ["b"], 0.1) is state
+    assert prototypes.grow(state, ["b"], 0.1) is state
 
 
 def test_a_state_survives_its_bytes_and_is_not_changed_by_having_more() -> None:

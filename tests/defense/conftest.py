@@ -20,7 +20,7 @@ FEATURES = 3
 
 
 def expected(classes: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {"backbone": ((8,), torch.float32), "rows": ((len(classes), FEATURES), torch.float32)}
+    return {"backbone": ((8,), torch.float32), "prototypes": ((len(classes), FEATURES), torch.float32)}
 
 
 def defect(update: Update) -> str | None:
@@ -42,7 +42,7 @@ CALL = ExpectedUpdate(
 
 def honest(client: int = 0, /, **changes: Any) -> Update:
     values = torch.randn(8, generator=torch.Generator().manual_seed(client)) * 0.1 + 1
-    tensors = {"backbone": values, "rows": torch.ones(2, FEATURES)}
+    tensors = {"backbone": values, "prototypes": torch.ones(2, FEATURES)}
     return replace(
         Update("run-1", 7, "train", client, "digest", 10, dict(ROLL[client % 5]), tensors),
         **changes,

@@ -75,7 +75,7 @@ def test_a_forger_stays_within_twice_the_honest_error(
     tmp_path: Path, world: str, attack: str
 ) -> None:
     assert (
-        harm(WORLDS[world], ATTACKS[attack], ("backbone", "rows"), "scaled", tmp_path, Gate()) < 2
+        harm(WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "scaled", tmp_path, Gate()) < 2
     )
 
 
@@ -86,7 +86,7 @@ def test_so_it_does_where_the_server_goes_further(tmp_path: Path, world: str, at
         harm(
             WORLDS[world],
             ATTACKS[attack],
-            ("backbone", "rows"),
+            ("backbone", "prototypes"),
             "scaled",
             tmp_path,
             Gate(),
@@ -107,7 +107,7 @@ def test_a_forger_who_takes_certainty_away_stays_within_it(
     def attack(precision: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full_like(precision, (left - 1) * world.prior_precision), -info
 
-    assert harm(world, attack, ("backbone", "rows"), "scaled", tmp_path, Gate(), server_lr) < 2
+    assert harm(world, attack, ("backbone", "prototypes"), "scaled", tmp_path, Gate(), server_lr) < 2
 
 
 @pytest.mark.parametrize("attack", ["precision x 1e6", "sign flipped", "scaled x 100"])
@@ -116,17 +116,17 @@ def test_a_forger_who_takes_certainty_away_stays_within_it(
 )
 def test_so_it_does_where_factors_are_multiplied(tmp_path: Path, world: str, attack: str) -> None:
     assert (
-        harm(WORLDS[world], ATTACKS[attack], ("backbone", "rows"), "product", tmp_path, Gate()) < 2
+        harm(WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "product", tmp_path, Gate()) < 2
     )
 
 
 @pytest.mark.parametrize("attack", OF_ROWS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_forger_of_rows_alone_stays_within_it(tmp_path: Path, world: str, attack: str) -> None:
-    assert harm(WORLDS[world], ATTACKS[attack], ("rows",), "scaled", tmp_path, Gate()) < 2
+    assert harm(WORLDS[world], ATTACKS[attack], ("prototypes",), "scaled", tmp_path, Gate()) < 2
 
 
-@pytest.mark.parametrize("sites", [("backbone",), ("rows",)])
+@pytest.mark.parametrize("sites", [("backbone",), ("prototypes",)])
 def test_without_a_cap_one_forged_precision_ruins_the_mean(
     tmp_path: Path, sites: tuple[str, ...]
 ) -> None:
@@ -163,7 +163,7 @@ def test_no_strength_between_honest_and_gross_does_much_more(
 def test_the_owner_of_a_new_class_keeps_its_trust_beside_a_forger(tmp_path: Path) -> None:
     world, method = WORLDS["a new class at one client"], FedBNN()
     _, updates = truth_and_updates(world, "scaled", 0)
-    updates[-1] = forged(updates[-1], ATTACKS["precision x 1e6"], ("rows",))
+    updates[-1] = forged(updates[-1], ATTACKS["precision x 1e6"], ("prototypes",))
     candidates = judged(world, method, updates, tmp_path, Gate())
     assert candidates.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
     assert candidates.refused[CLIENTS - 1] == "its rows.precision are 1e+06 times as long as usual"
@@ -187,8 +187,8 @@ def test_clients_that_learned_nothing_have_no_vote_and_are_not_refused(
     nearly = {
         "backbone.precision": 1e-7,
         "backbone.info": 1e-11,
-        "rows.precision": 1e-7,
-        "rows.info": 1e-11,
+        "prototypes.precision": 1e-7,
+        "prototypes.info": 1e-11,
     }
     for client in range(idle):
         nothing = {
@@ -201,7 +201,7 @@ def test_clients_that_learned_nothing_have_no_vote_and_are_not_refused(
     assert [trust[client] for client in range(idle, CLIENTS)] == [1.0] * (CLIENTS - idle)
 
 
-@pytest.mark.parametrize("site", ["backbone", "rows"])
+@pytest.mark.parametrize("site", ["backbone", "prototypes"])
 @pytest.mark.parametrize(("left", "refused"), [(-1.0, True), (0.0, True), (1e-3, False)])
 def test_a_factor_must_leave_some_precision(
     tmp_path: Path, site: str, left: float, refused: bool
@@ -225,7 +225,7 @@ def test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answ
 ) -> None:
     world, method = WORLDS["unit prior"], FedBNN()
     _, updates = truth_and_updates(world, "scaled", 0)
-    longer = forged(updates[0], ATTACKS["scaled x 100"], ("rows",))
+    longer = forged(updates[0], ATTACKS["scaled x 100"], ("prototypes",))
     reasons = judged(
         world, method, [longer, *updates[1:]], tmp_path, Gate(influence_cap=None)
     ).refused

@@ -49,12 +49,12 @@ FAULTS_IN_ORDER: tuple[tuple[str, dict[str, object]], ...] = (
     ("missing tensor 'rows'", {"tensors": {"backbone": torch.full((8,), torch.nan)}}),
     (
         "backbone is not finite",
-        {"tensors": {"backbone": torch.full((8,), torch.nan), "rows": torch.ones(2, 3)}},
+        {"tensors": {"backbone": torch.full((8,), torch.nan), "prototypes": torch.ones(2, 3)}},
     ),
     ("claims 11 images", {"samples": 11}),
     (
         "the folded precision is not positive",
-        {"tensors": {"backbone": torch.full((8,), -60.0), "rows": torch.ones(2, 3)}},
+        {"tensors": {"backbone": torch.full((8,), -60.0), "prototypes": torch.ones(2, 3)}},
     ),
 )
 
@@ -124,7 +124,7 @@ def test_a_stray_answer_does_not_cost_the_client_its_own(candidates: Open) -> No
 def test_images_are_counted_against_the_roll_call(
     candidates: Open, samples: int, counts: dict[str, int], reason: str
 ) -> None:
-    tensors = {"backbone": torch.ones(8), "rows": torch.ones(len(counts), 3)}
+    tensors = {"backbone": torch.ones(8), "prototypes": torch.ones(len(counts), 3)}
     found = reason_of(candidates(), honest(0, samples=samples, counts=counts, tensors=tensors))
     assert found is not None
     assert found.startswith(reason)
@@ -136,7 +136,7 @@ def test_fewer_images_than_the_roll_call_said_are_fine(candidates: Open) -> None
 
 def test_a_client_without_rows_says_only_how_many_images(candidates: Open) -> None:
     assert candidates().admit(
-        reply(honest(0, counts={}, tensors={"backbone": torch.ones(8), "rows": torch.ones(0, 3)}))
+        reply(honest(0, counts={}, tensors={"backbone": torch.ones(8), "prototypes": torch.ones(0, 3)}))
     )
 
 
@@ -259,7 +259,7 @@ def test_what_does_not_fit_into_memory_waits_on_disk_and_comes_out_the_same(
 def test_rows_of_another_exchange_are_not_judged(candidates: Open) -> None:
     gate = candidates(replace(CALL, exchange="importance"))
     for client in range(5):
-        update = having("rows", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client)
+        update = having("prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client)
         assert gate.admit(reply(replace(update, exchange="importance"), client))
     gate.close()
     assert gate.trust == dict.fromkeys(range(5), 1.0)
@@ -270,7 +270,7 @@ def test_rows_alone_can_be_forged_and_are_refused(candidates: Open) -> None:
     for client in range(5):
         gate.admit(
             reply(
-                having("rows", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client),
+                having("prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client),
                 client,
             )
         )

@@ -54,9 +54,9 @@ class World:
             "backbone": torch.zeros(SITES),
             "backbone.scale": torch.full((SITES,), scale),
             "buffers": torch.zeros(0),
-            "rows": rows,
-            "rows.scale": torch.full((count, WIDTH), scale),
-            "rows.samples": torch.tensor([0.0, 0.0, 0.0, 100.0], dtype=torch.float64),
+            "prototypes": rows,
+            "prototypes.scale": torch.full((count, WIDTH), scale),
+            "prototypes.samples": torch.tensor([0.0, 0.0, 0.0, 100.0], dtype=torch.float64),
         }
         return State(tensors, (*self.classes, "old"))
 
@@ -72,7 +72,7 @@ def truth_and_updates(
 
     truth = {
         "backbone": world.distance * normal(SITES),
-        "rows": world.distance * normal(len(world.classes), WIDTH),
+        "prototypes": world.distance * normal(len(world.classes), WIDTH),
     }
     sample_counts = [world.counts(client) for client in range(CLIENTS)]
     totals = {name: sum(counts.get(name, 0) for counts in sample_counts) for name in world.classes}
@@ -82,7 +82,7 @@ def truth_and_updates(
         rows, samples = [world.classes.index(name) for name in counts], sum(counts.values())
         images = torch.tensor(list(counts.values())).float()[:, None].expand(-1, WIDTH)
         backbone = own["backbone"] + normal(SITES) / math.sqrt(samples)
-        heads = own["rows"][rows] + normal(len(rows), WIDTH) / images.sqrt()
+        heads = own["prototypes"][rows] + normal(len(rows), WIDTH) / images.sqrt()
         said = torch.full((SITES,), float(samples)), images
         if fold_by == "scaled":
             round_of = (
@@ -94,8 +94,8 @@ def truth_and_updates(
             "backbone.info": said[0] * backbone,
             "points": torch.zeros(0),
             "buffers": torch.zeros(0),
-            "rows.precision": said[1].contiguous(),
-            "rows.info": said[1] * heads,
+            "prototypes.precision": said[1].contiguous(),
+            "prototypes.info": said[1] * heads,
         }
         updates.append(Update("run", 1, "train", client, "prior", samples, counts, tensors))
     return truth, updates
@@ -146,5 +146,5 @@ def errors(
     state = fold.close()
     return {
         site: float((state[site][: len(truth[site])] - truth[site]).norm())
-        for site in ("backbone", "rows")
+        for site in ("backbone", "prototypes")
     }

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-import lightning_modules
+from datamodules.client_data import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.federation.local import LocalTraining
-from fedbnn.heads import library
+from fedbnn.heads import Head, LinearHead, prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import Failure, FitResult
 from fedbnn.methods import Method
@@ -24,14 +23,19 @@ from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.rejected import Rejected
 from lightning_modules.client_runner import ClientRunner
+from lightning_modules.client_trainer import LocalTraining
 
 CLASSES = tuple(f"toy/{number}" for number in range(4))
+LINEAR = LinearHead()
 LOCAL = LocalTraining(optimizer="sgd", lr=0.05, epochs=2, batch_size=8, warmup_epochs=1)
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Two tasks of two classes; clients hold their own images of the current task, or all the same ones, evenly or skewed."""
+    """Two tasks of two classes, half of the rounds each.
+
+    Clients hold their own images of the current task, or all the same ones, evenly or skewed.
+    """
 
     rounds: int = 4
     num_clients: int = 4
@@ -69,30 +73,38 @@ class Toy:
             (patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess()
         )
 
+    def at(self, round: int, client: int, batch_size: int) -> ClientData:
+        return ClientData(self.train(round, client), batch_size)
+
 
 class Unwell(SerialEngine):
-    """Some clients fail in some rounds: {(call, client)}."""
+    """Some clients fail in some exchanges: {(call, client)}. It remembers what went down and up."""
 
-    ill: frozenset[tuple[int, int]] = frozenset()
-    calls = 0
+    def __init__(self, worker: Any, ill: frozenset[tuple[int, int]]) -> None:
+        super().__init__(worker)
+        self.ill, self.calls = ill, 0
+        self.heard: list[tuple[bytes, FitResult]] = []
 
     def gather(
         self, payload: bytes, clients: Sequence[int], private: Any
     ) -> Iterator[FitResult | Failure]:
         self.calls += 1
         for answer in super().gather(payload, clients, private):
-            yield (
-                Failure(answer.client, "ill") if (self.calls, answer.client) in self.ill else answer
-            )
+            if (self.calls, answer.client) in self.ill:
+                answer = Failure(answer.client, "ill")
+            if isinstance(answer, FitResult):
+                self.heard.append((payload, answer))
+            yield answer
 
 
 @dataclass
 class Played:
-    """The state after every round, what clients keep at the end, and the records."""
+    """The state after every round, what clients keep at the end, the records, and what was said."""
 
     states: list[State] = field(default_factory=list)
     privates: dict[int, State] = field(default_factory=dict)
     records: dict[int, dict[str, Any]] = field(default_factory=dict)
+    heard: list[tuple[bytes, FitResult]] = field(default_factory=list)
     files: int = 0
 
     @property
@@ -111,14 +123,9 @@ def initial(method: Method, stream: Toy) -> tuple[State, Any, Any]:
         backbone = MLP(stream.image_shape, (8,))
     layout = layout_of(backbone)
     weights, buffers = layout.read(backbone)
-    rows = library.empty(backbone.width) if method.share == "global" else {}
-    return (
-        method.start(
-            State({"backbone": weights, "buffers": buffers, **rows}), layout, stream.num_clients
-        ),
-        backbone,
-        layout,
-    )
+    rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}
+    state = State({"backbone": weights, "buffers": buffers, **rows})
+    return method.start(state, layout, stream.num_clients), backbone, layout
 
 
 def play(
@@ -127,29 +134,40 @@ def play(
     folder: Path,
     local: LocalTraining = LOCAL,
     ill: frozenset[Any] = frozenset(),
+    head: Head = LINEAR,
 ) -> Played:
-    """Play all rounds that the folder does not hold yet; everybody is trusted, so that a method's arithmetic can be checked."""
+    """Play all rounds that the folder does not hold yet.
+
+    Everybody is trusted, so that a method's arithmetic can be checked.
+    """
     first, backbone, layout = initial(method, stream)
-    audience, played = method.stream(stream), Played()
-    engine = Unwell(ClientRunner(audience, backbone, layout, method, local, {}, 0))
-    engine.ill = ill
+    seen, played = method.stream(stream), Played()
+    engine = Unwell(ClientRunner(seen, backbone, layout, method, local, {}, 0), ill)
 
     def evaluate(state: State, _round: int, _privates: Any) -> dict[str, Any]:
         played.states.append(state)
         return {}
 
     with Ledger(folder, keep=100) as ledger:
-        rejected, gate = Rejected(folder / "rejected", 5), Gate(influence_cap=None)
-        server.run(
-            server.Federation(
-                "toy", audience, method, layout, engine, gate, ledger, rejected, evaluate, (played,)
-            ),
-            first,
+        federation = server.Federation(
+            run="toy",
+            stream=seen,
+            method=method,
+            head=head,
+            layout=layout,
+            engine=engine,
+            gate=Gate(influence_cap=None),
+            ledger=ledger,
+            rejected=Rejected(folder / "rejected", 5),
+            evaluate=evaluate,
+            watchers=(played,),
         )
+        server.run(federation, first)
         kept = {client: ledger.private(client) for client in range(min(stream.num_clients, 50))}
         played.privates = {
             client: State.from_bytes(payload) for client, payload in kept.items() if payload
         }
+        played.heard = engine.heard
         played.files = len(list((folder / "state" / "clients").iterdir()))
     return played
 
@@ -169,10 +187,10 @@ def played(tmp_path: Path) -> Callable[..., Played]:
         stream: Any,
         local: LocalTraining = LOCAL,
         ill: Any = frozenset(),
+        head: Head = LINEAR,
         name: str = "",
     ) -> Played:
-        return play(
-            method, stream, tmp_path / (name or f"run{next(numbers)}"), local, frozenset(ill)
-        )
+        folder = tmp_path / (name or f"run{next(numbers)}")
+        return play(method, stream, folder, local, frozenset(ill), head)
 
     return start

@@ -1,25 +1,25 @@
-"""Only a `BoundaryMethod` can learn that a task has ended."""
+"""Only a method with a consolidation can learn that a task has ended."""
 
 import inspect
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedbnn.cli.compose import compose
-from fedbnn.cli.train import parse
-from fedbnn.methods import (
-    EWC,
-    FCIL,
-    MAS,
-    METHODS,
-    BoundaryMethod,
-    FedAvg,
-    FedBNN,
-    LwF,
-    Method,
-    Scaffold,
-)
-from fedbnn.methods.boundary import without_boundaries
+from fedbnn.federation import server
+from fedbnn.heads import HEADS, GaussianHead, Head, LinearHead
+from fedbnn.methods import METHODS, Method
+from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.base import without_boundaries
+from fedbnn.methods.fedavg import FedAvg
+from fedbnn.methods.fedbnn import FactorAggregator, FedBNN
+from fedbnn.methods.glfc import FCIL
+from fedbnn.methods.importance import EWC, MAS
+from fedbnn.methods.lwf import LwF
+from fedbnn.methods.objectives import LocalObjective
+from fedbnn.methods.scaffold import Scaffold
+from fedbnn.state import State
+
+LINEAR = LinearHead()
 
 
 class Silent:
@@ -38,9 +38,11 @@ class Silent:
 OTHERS = [FedBNN(r_init=1), FedAvg(), Scaffold(), FCIL(memory=4)]
 
 
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("method", OTHERS, ids=lambda method: type(method).__name__)
-def test_other_methods_run_without_ever_asking_for_a_boundary(method, toy, played) -> None:
-    assert len(played(method, Silent(toy(rounds=2, num_clients=3, per_round=3))).states) == 2
+def test_other_methods_run_without_ever_asking_for_a_boundary(method, head, toy, played) -> None:
+    stream = Silent(toy(rounds=2, num_clients=3, per_round=3))
+    assert len(played(method, stream, head=head()).states) == 2
 
 
 @pytest.mark.parametrize("method", [EWC(), MAS(), LwF()], ids=lambda method: type(method).__name__)
@@ -50,32 +52,26 @@ def test_boundary_methods_do_ask(method, toy, played) -> None:
 
 
 def test_which_methods_are_told_boundaries() -> None:
-    assert {
-        name for name, preset in METHODS.items() if issubclass(preset.method, BoundaryMethod)
-    } == {"ewc", "mas", "lwf"}
+    methods = {name: preset.method(**preset.defaults) for name, preset in METHODS.items()}
+    told = {name for name, method in methods.items() if method.consolidation is not None}
+    assert told == {"ewc", "mas", "lwf"}
 
 
 def test_no_hook_of_a_method_takes_anything_about_tasks() -> None:
-    hooks = [
-        hook
-        for kind in (Method, FedBNN)
-        for _, hook in inspect.getmembers(kind, inspect.isfunction)
-    ]
+    kinds = (Method, FedBNN, Aggregator, FactorAggregator, LocalObjective)
+    hooks = [hook for kind in kinds for _, hook in inspect.getmembers(kind, inspect.isfunction)]
     names = {name for hook in hooks for name in inspect.signature(hook).parameters}
-    assert "round" in names
+    assert {"round", "state", "update", "labels"} <= names
     assert not [name for name in names if "task" in name or "bound" in name]
 
 
 @pytest.mark.parametrize("kind", [EWC, MAS, LwF])
 def test_consolidation_at_task_ends_or_every_so_many_rounds(kind) -> None:
-    ends = {3, 7}
-    assert [number for number in range(1, 9) if kind().consolidates(number, number in ends)] == [
-        3,
-        7,
-    ]
-    assert [
-        number for number in range(1, 9) if kind(every=4).consolidates(number, number in ends)
-    ] == [4, 8]
+    def due(method: Method) -> list[int]:
+        return [r for r in range(1, 9) if method.consolidation.due(r, r in {3, 7})]
+
+    assert due(kind()) == [3, 7]
+    assert due(kind(every=4)) == [4, 8]
     assert kind().facts()["consolidation"] == "at task ends"
     assert kind(every=4).facts()["consolidation"] == "every 4 rounds"
 
@@ -89,30 +85,16 @@ def test_where_tasks_overlap_consolidation_has_a_pace_unless_the_configuration_g
     assert without_boundaries(FedBNN()) == FedBNN()
 
 
-@pytest.mark.parametrize(
-    ("schedule", "said"), [("separate", "at task ends"), ("gradual", "every 10 rounds")]
-)
-def test_a_plan_takes_the_boundaries_that_its_stream_has(
-    schedule: str, said: str, tmp_path: Path
-) -> None:
-    times = {
-        "separate": ("--stream.rounds_per_task", "2"),
-        "gradual": ("--stream.durations", "[[0, 3], [2, 4]]"),
-    }
-    words = [
-        "--stream.tasks",
-        "2",
-        "--stream.schedule",
-        schedule,
-        *times[schedule],
-        "--network",
-        "mlp",
-        "--method",
-        "ewc",
-    ]
-    assert compose(parse(words), tmp_path).method.facts()["consolidation"] == said
+def exchanges(method: Method, number: int, head: Head = LINEAR) -> list[str]:
+    """The exchanges of a round of a stream whose only task ends with round 3."""
+    stream = SimpleNamespace(task_ends=lambda: (3,))
+    federation = SimpleNamespace(method=method, head=head, stream=stream)
+    found = server.exchanges(federation, number, State({}), State({}))
+    return [aggregator.exchange for aggregator in found]
 
 
 def test_importances_are_asked_for_in_the_round_of_the_consolidation_only() -> None:
-    assert EWC().exchanges_at(3, True) == ("train", "importance")
-    assert EWC().exchanges_at(3, False) == LwF().exchanges_at(3, True) == ("train",)
+    assert exchanges(EWC(), 3) == exchanges(MAS(), 3) == ["train", "importance"]
+    assert exchanges(EWC(), 2) == exchanges(LwF(), 3) == ["train"]
+    assert exchanges(EWC(every=2), 2) == ["train", "importance"]
+    assert exchanges(EWC(), 3, GaussianHead()) == ["train", "importance", "statistics"]

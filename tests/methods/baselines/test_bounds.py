@@ -1,11 +1,9 @@
 """The bounds: joint sees everything so far with the same budget, local never shares a weight."""
 
-import pytest
 import torch
 
-from fedbnn.errors import ConfigError
-from fedbnn.federation.joint_stream import JointStream
-from fedbnn.methods import FedAvg, Joint, Local
+from fedbnn.methods.bounds import Joint, JointStream, Local
+from fedbnn.methods.fedavg import FedAvg
 
 
 def test_the_pool_of_the_first_round_is_the_data_of_its_participants(toy) -> None:
@@ -26,6 +24,9 @@ def test_later_pools_mix_all_tasks_within_the_same_budget(toy) -> None:
         sum(stream.counts(4, client).values()) for client in stream.participants(4)
     )
     assert pool.participants(4) == (0,)
+    data = pool.at(4, 0, 5)
+    assert torch.equal(data.images.pixels, pool.train(4, 0).pixels)
+    assert len(next(iter(data.train_dataloader()))[1]) == 5
     assert torch.equal(JointStream(stream).train(4, 0).pixels, pool.train(4, 0).pixels)
     past = {
         tuple(image.flatten().tolist())
@@ -38,7 +39,7 @@ def test_later_pools_mix_all_tasks_within_the_same_budget(toy) -> None:
 
 def test_joint_goes_on_training_old_rows(toy, played) -> None:
     states = played(Joint(), toy()).states
-    assert not torch.equal(states[1]["rows"][:2], states[-1]["rows"][:2])
+    assert not torch.equal(states[1]["prototypes"][:2], states[-1]["prototypes"][:2])
 
 
 def test_local_clients_keep_whole_models_of_their_own(toy, played) -> None:
@@ -66,8 +67,3 @@ def test_one_local_client_is_one_fedavg_client(toy, played) -> None:
 def test_local_sends_nothing_up(toy, played) -> None:
     local, averaged = played(Local(), toy()).records[1], played(FedAvg(), toy()).records[1]
     assert local["bytes_up"] < averaged["bytes_up"] / 1.5
-
-
-def test_local_cannot_share() -> None:
-    with pytest.raises(ConfigError):
-        Local(share="global")

@@ -1,10 +1,14 @@
-"""With its own term switched off, each method is FedAvg, bit for bit; and rows of absent classes never move."""
+"""With its own term off each method is FedAvg, bit for bit; rows of absent classes never move."""
 
 import pytest
 import torch
 
-from fedbnn.federation.local import LocalTraining
-from fedbnn.methods import EWC, MAS, FedAvg, FedProx, LwF, Scaffold
+from fedbnn.methods.fedavg import FedAvg
+from fedbnn.methods.fedprox import FedProx
+from fedbnn.methods.importance import EWC, MAS
+from fedbnn.methods.lwf import LwF
+from fedbnn.methods.scaffold import Scaffold
+from lightning_modules.client_trainer import LocalTraining
 
 OFF = [
     FedProx(mu=0),
@@ -24,7 +28,7 @@ ADAM = LocalTraining(epochs=2, batch_size=8, warmup_epochs=1)
 def test_without_its_term_it_is_fedavg_bit_for_bit(method, toy, played) -> None:
     plain, other = played(FedAvg(), toy(), ADAM), played(method, toy(), ADAM)
     for one, two in zip(plain.states, other.states, strict=True):
-        for name in ("backbone", "rows", "rows.samples", "buffers"):
+        for name in ("backbone", "prototypes", "prototypes.samples", "buffers"):
             assert torch.equal(one[name], two[name]), name
 
 
@@ -40,5 +44,5 @@ def test_with_its_term_it_is_not_fedavg(method, toy, played) -> None:
 def test_rows_of_absent_classes_are_unchanged_bit_for_bit(method, scope, toy, played) -> None:
     states = played(type(method)(scope=scope), toy()).states
     old = states[1].index(("toy/0", "toy/1"))
-    assert torch.equal(states[1]["rows"][old], states[-1]["rows"][old])
-    assert not torch.equal(states[2]["rows"], states[-1]["rows"])
+    assert torch.equal(states[1]["prototypes"][old], states[-1]["prototypes"][old])
+    assert not torch.equal(states[2]["prototypes"], states[-1]["prototypes"])

@@ -1,20 +1,24 @@
-"""EWC and MAS: importances against formulas, penalties on the copy that is trained, consolidation through the real loop."""
+"""EWC and MAS: importances against formulas, penalties on the copy that is trained.
+
+Consolidation goes through the real loop.
+"""
 
 import pytest
 import torch
 from torch import nn
 
-from fedbnn.errors import ConfigError
-from fedbnn.federation.local import LocalTraining
-from fedbnn.messages import Update
-from fedbnn.methods import EWC, MAS, per_sample
-from fedbnn.methods.ewc import fisher_sum
-from fedbnn.methods.importance import ImportanceFold
-from fedbnn.methods.mas import sensitivity_sum
-from fedbnn.methods.pull import Pull
+from fedbnn.bayes.flatten import layout_of
+from fedbnn.messages import FitInstruction, Update
+from fedbnn.methods import importance
+from fedbnn.methods.base import Assignment
+from fedbnn.methods.importance import EWC, MAS, ImportanceFold, fisher_sum, sensitivity_sum
+from fedbnn.methods.objectives import Penalty
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
+from lightning_modules.client_trainer import LocalTraining
+
+KINDS = ("importance", "anchor")
 
 
 @pytest.fixture
@@ -57,18 +61,18 @@ def test_importances_do_not_depend_on_how_many_images_fit_in_memory(
 ) -> None:
     network, inputs = regression
     whole = fisher_sum(network, inputs, None)
-    monkeypatch.setattr(per_sample, "FLOATS", 60)
+    monkeypatch.setattr(importance, "FLOATS", 60)
     parts = fisher_sum(network, inputs, None)
     assert all(torch.allclose(whole[name], parts[name], rtol=1e-12) for name in whole)
 
 
-def pulled(strength: float) -> tuple[Classifier, Pull]:
+def pulled(strength: float) -> tuple[Classifier, Penalty]:
     network = Classifier(MLP((1, 2, 2), (3,)), 2).double()
     stiff = {
         name: torch.full_like(weight, strength).detach()
         for name, weight in network.named_parameters()
     }
-    return network, Pull(
+    return network, Penalty(
         {
             name: (stiff[name], weight.detach().clone())
             for name, weight in network.named_parameters()
@@ -104,8 +108,20 @@ def test_a_step_never_goes_beyond_the_anchor() -> None:
 
 
 @pytest.mark.parametrize(("method", "factor"), [(EWC(strength=5), 5.0), (MAS(strength=5), 10.0)])
-def test_stiffness_is_the_curvature_of_the_penalty(method, factor) -> None:
-    assert method.stiffness(torch.tensor(2.0)) == 2 * factor
+def test_stiffness_is_the_curvature_of_the_penalty(method, factor, toy) -> None:
+    """lambda Omega for lambda/2 Omega (theta - theta*)^2, 2 lambda Omega without the 1/2."""
+    images, backbone = toy().train(1, 0), MLP((1, 4, 4), (8,))
+    layout, classes = layout_of(backbone), ("toy/0", "toy/1")
+    tensors = {f"{kind}.backbone": torch.full((layout.size,), 2.0) for kind in KINDS}
+    tensors |= {f"{kind}.prototypes": torch.full((2, 9), 2.0) for kind in KINDS}
+    instruction = FitInstruction("r", 1, "train", State(tensors, classes))
+    network = layout.classifier(backbone, torch.zeros(2, 9))
+    assignment = Assignment(instruction, 0, classes, images, None)
+    anchors = method.objective(assignment, network, layout).anchors
+    assert anchors.keys() == dict(network.named_parameters()).keys()
+    for strength, anchor in anchors.values():
+        assert torch.equal(strength, torch.full_like(strength, 2 * factor))
+        assert torch.equal(anchor, torch.full_like(anchor, 2.0))
 
 
 @pytest.mark.parametrize("kind", [EWC, MAS])
@@ -117,7 +133,7 @@ def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, play
     assert torch.equal(run.states[2]["anchor.backbone"], second["backbone"])
     assert second["importance.backbone"].min() >= 0 < second["importance.backbone"].max()
     assert (last["importance.backbone"] >= second["importance.backbone"]).all()
-    assert len(last["importance.rows"]) == len(last.classes) == 4
+    assert len(last["importance.prototypes"]) == len(last.classes) == 4
 
 
 def test_bytes_are_those_of_what_is_sent(toy, played) -> None:
@@ -143,7 +159,7 @@ def test_a_strong_penalty_holds_the_weights_that_mattered(strong, toy, played) -
 
 
 def update(backbone: list[float], samples: int) -> Update:
-    tensors = {"backbone": torch.tensor(backbone), "rows": torch.zeros(1, 2)}
+    tensors = {"backbone": torch.tensor(backbone), "prototypes": torch.zeros(1, 2)}
     return Update("r", 1, "importance", 0, "", samples, {"a": samples}, tensors)
 
 
@@ -151,7 +167,7 @@ def test_importances_add_up_with_decay_and_weigh_by_images() -> None:
     state = State(
         {
             "backbone": torch.zeros(2),
-            "rows": torch.zeros(1, 2),
+            "prototypes": torch.zeros(1, 2),
             "importance.backbone": torch.tensor([4.0, 0.0]),
         },
         ("a",),
@@ -163,14 +179,6 @@ def test_importances_add_up_with_decay_and_weigh_by_images() -> None:
 
 
 def test_a_negative_importance_is_a_defect() -> None:
-    assert EWC().defect(State({}), update([-1.0, 0.0], 1)) is not None
-    assert EWC().defect(State({}), update([1.0, 0.0], 1)) is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"strength": -1}, {"decay": 2}, {"draws": 0}, {"every": 0}, {"share": "backbone_only"}],
-)
-def test_impossible_settings_are_refused(wrong) -> None:
-    with pytest.raises(ConfigError):
-        EWC(**wrong)
+    exchange = EWC().consolidation.aggregator
+    assert exchange.defect(State({}), update([-1.0, 0.0], 1)) is not None
+    assert exchange.defect(State({}), update([1.0, 0.0], 1)) is None

@@ -1,13 +1,14 @@
-"""LwF: the loss is zero where student and teacher agree, is about old columns only, and leaves the teacher alone."""
+"""LwF: the loss is zero where student and teacher agree, and about old columns only.
+
+It leaves the teacher alone.
+"""
 
 import pytest
 import torch
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.errors import ConfigError
-from fedbnn.methods import LwF
-from fedbnn.methods.lwf import Distilled
-from fedbnn.methods.snapshots import OldColumns, recall, remember, rename
+from fedbnn.methods.lwf import Distilled, LwF
+from fedbnn.methods.objectives import OldColumns, recall, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -22,19 +23,12 @@ def a_state(backbone, layout) -> State:
     with forked(1):
         rows = torch.randn(4, backbone.width + 1)
     samples = torch.tensor([5.0, 5.0, 5.0, 0.0], dtype=torch.float64)
-    return State(
-        {"backbone": weights, "buffers": buffers, "rows": rows, "rows.samples": samples},
-        ("a", "b", "c", "d"),
-    )
+    tensors = {"backbone": weights, "buffers": buffers, "prototypes": rows}
+    return State({**tensors, "prototypes.samples": samples}, ("a", "b", "c", "d"))
 
 
 def student_of(backbone, state: State) -> Classifier:
-    network = Classifier(backbone, len(NEW))
-    rows = state["rows"][state.index(NEW)]
-    with torch.no_grad():
-        network.head.weight.copy_(rows[:, :-1])
-        network.head.bias.copy_(rows[:, -1])
-    return network
+    return layout_of(backbone).classifier(backbone, state["prototypes"][state.index(NEW)])
 
 
 def distilled(backbone) -> tuple[Classifier, Distilled, State]:
@@ -110,7 +104,7 @@ def test_the_teacher_changes_at_consolidations_only(toy, played) -> None:
     assert torch.equal(states[1]["teacher.backbone"], states[1]["backbone"])
     assert torch.equal(states[2]["teacher.backbone"], states[1]["backbone"])
     assert states[2].notes["teacher"] == ["toy/0", "toy/1"]
-    assert len(states[3]["teacher.rows"]) == 4
+    assert len(states[3]["teacher.prototypes"]) == 4
 
 
 def test_every_round_means_every_round(toy, played) -> None:
@@ -130,11 +124,3 @@ def test_a_kept_model_can_be_renamed() -> None:
     assert recall(moved, "x.best", backbone, layout) is None
     assert "x.best.backbone" not in moved
     assert set(state.tensors) <= set(moved.tensors)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"strength": -1}, {"temperature": 0}, {"every": 0}, {"share": "backbone_only"}]
-)
-def test_impossible_settings_are_refused(wrong) -> None:
-    with pytest.raises(ConfigError):
-        LwF(**wrong)

@@ -1,4 +1,4 @@
-"""Every baseline on the quickstart stream, through the real loop."""
+"""Every baseline on the quickstart stream, composed and run as the command does it."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fedbnn.cli.compose import SCHEMA, compose
+from fedbnn.config.parse import parse
 
-from fedbnn.cli.compose import compose
-from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
-from fedbnn.report import page as report
+from fedbnn.report import page
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
 NAMES = ("fedavg", "fedprox", "scaffold", "ewc", "mas", "lwf", "fcil", "joint", "local")
@@ -42,10 +42,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict
             *FEW,
             *more,
         ]
-        return experiment.run(compose(parse(argv), folder / "-".join((name, *more))))
+        directory = folder / "-".join((name, *more))
+        return experiment.run(compose(parse(argv, SCHEMA), directory))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(report, "write", lambda *_: SimpleNamespace(figures=[]))
+        patched.setattr(page, "write", lambda *_, **__: SimpleNamespace(page=None, figures=[]))
         yield start
 
 
@@ -96,3 +97,18 @@ def test_private_state_travels_to_another_process_and_back(found, run) -> None:
     elsewhere, here = run("fcil", "--engine", "processes", "--engine.workers", "1"), found["fcil"]
     for name in ("task_aware", "class_agnostic", "bytes_up", "bytes_down"):
         assert elsewhere[name] == here[name], name
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"), [("separate", "at task ends"), ("gradual", "every 10 rounds")]
+)
+def test_an_experiment_takes_the_boundaries_that_its_stream_has(
+    schedule: str, said: str, tmp_path: Path
+) -> None:
+    times = {
+        "separate": ("--stream.rounds_per_task", "2"),
+        "gradual": ("--stream.durations", "[[0, 3], [2, 4]]"),
+    }
+    argv = ["--stream.tasks", "2", "--stream.schedule", schedule, *times[schedule]]
+    parsed = parse([*argv, "--network", "mlp", "--method", "ewc"], SCHEMA)
+    assert compose(parsed, tmp_path).method.facts()["consolidation"] == said

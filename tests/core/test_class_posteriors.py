@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.heads import triangles
-from fedbnn.heads.places import Places, measure
+from fedbnn.heads.gaussian import (
+    ClassPosteriors,
+    SufficientStatistics,
+    diagonal,
+    measure,
+    square,
+    triangle,
+    triangle_length,
+)
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
@@ -18,11 +25,11 @@ seeds = st.integers(0, 2**32)
 @given(seeds, st.integers(1, 7))
 def test_a_triangle_is_the_whole_of_a_symmetric_matrix(seed: int, width: int) -> None:
     half = torch.randn(width, width, generator=torch.Generator().manual_seed(seed))
-    square = half + half.T
-    triangle = triangles.folded(square)
-    assert len(triangle) == triangles.length(width)
-    assert torch.equal(triangles.unfolded(triangle, width), square)
-    assert torch.equal(triangles.diagonal(triangle, width), square.diagonal())
+    symmetric = half + half.T
+    numbers = triangle(symmetric)
+    assert len(numbers) == triangle_length(width)
+    assert torch.equal(square(numbers, width), symmetric)
+    assert torch.equal(diagonal(numbers, width), symmetric.diagonal())
 
 
 def pooled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,10 +41,10 @@ def pooled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def assert_pooled(state: State, features: Tensor, labels: Tensor) -> None:
     means, scatter = pooled(features, labels)
-    torch.testing.assert_close(state["places.mean"], means, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(state["places.scatter"], scatter, rtol=1e-8, atol=1e-8)
-    assert state["places.count"].tolist() == torch.bincount(labels, minlength=3).tolist()
-    assert state["places.weight"].item() == len(labels) - 3
+    torch.testing.assert_close(state["posteriors.mean"], means, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(state["posteriors.scatter"], scatter, rtol=1e-8, atol=1e-8)
+    assert state["posteriors.count"].tolist() == torch.bincount(labels, minlength=3).tolist()
+    assert state["posteriors.weight"].item() == len(labels) - 3
 
 
 @given(seeds, st.integers(1, 6), st.randoms(use_true_random=False))
@@ -70,10 +77,16 @@ def test_rounds_with_a_resting_backbone_end_in_the_exact_pooled_posteriors(
 @given(seeds)
 def test_a_backbone_that_rests_gives_the_identity(seed: int) -> None:
     features, labels = world(seed)
-    fold = exchange(4).fold(State({}, NAMES), "statistics")
-    fold.add(statistics(features, features, labels))
+    before = torch.cat([features, torch.ones(len(features), 1).double()], 1)
+    found = SufficientStatistics(
+        count=torch.bincount(labels).double(),
+        sum=torch.zeros(3, 4).double(),
+        moment=features.T @ features,
+        before=before.T @ before,
+        cross=before.T @ features,
+    )
     torch.testing.assert_close(
-        fold.sums.step(1e-3),
+        found.drift_map(1e-3),
         torch.cat([torch.eye(4), torch.zeros(1, 4)]).double(),
         rtol=0,
         atol=1e-9,
@@ -102,21 +115,23 @@ def test_a_known_affine_move_carries_absent_classes_exactly(seed: int) -> None:
         state, [statistics(moved[here], features[here], labels[here])], exchange(4, ridge=1e-13)
     )
     means, _ = pooled(moved, labels)
-    torch.testing.assert_close(after["places.mean"][1:], means[1:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after["posteriors.mean"][1:], means[1:], rtol=1e-4, atol=1e-4)
     without = folded(
         state, [statistics(moved[here], features[here], labels[here])], exchange(4, drift=False)
     )
-    assert not torch.allclose(without["places.mean"][1:], means[1:], rtol=1e-2)
+    assert not torch.allclose(without["posteriors.mean"][1:], means[1:], rtol=1e-2)
 
 
 def test_a_known_affine_move_carries_the_scatter() -> None:
     features, labels = world(2)
     turn = torch.randn(4, 4).double()
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
-    places = Places.of(state, 4).moved(torch.cat([turn, torch.ones(1, 4).double()]))
+    posteriors = ClassPosteriors.of(state, 4).transport(
+        torch.cat([turn, torch.ones(1, 4).double()])
+    )
     means, scatter = pooled(features @ turn + 1, labels)
-    torch.testing.assert_close(places.mean, means)
-    torch.testing.assert_close(places.scatter, scatter)
+    torch.testing.assert_close(posteriors.mean, means)
+    torch.testing.assert_close(posteriors.scatter, scatter)
 
 
 def test_the_default_ridge_carries_means_most_of_the_way() -> None:
@@ -129,7 +144,7 @@ def test_the_default_ridge_carries_means_most_of_the_way() -> None:
     )
     means, _ = pooled(moved, labels)
     old = pooled(features, labels)[0]
-    assert (after["places.mean"][2] - means[2]).norm() < 0.05 * (old[2] - means[2]).norm()
+    assert (after["posteriors.mean"][2] - means[2]).norm() < 0.05 * (old[2] - means[2]).norm()
 
 
 def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
@@ -141,17 +156,19 @@ def test_absent_classes_keep_count_and_place_when_the_backbone_rests() -> None:
         [statistics(features[here], features[here], labels[here])],
         exchange(4, decay=0.5, memory=0.7),
     )
-    assert again["places.count"].tolist() == [20, 0.5 * 20 + 20, 20]
-    torch.testing.assert_close(again["places.mean"], state["places.mean"], rtol=1e-9, atol=1e-9)
+    assert again["posteriors.count"].tolist() == [20, 0.5 * 20 + 20, 20]
+    torch.testing.assert_close(
+        again["posteriors.mean"], state["posteriors.mean"], rtol=1e-9, atol=1e-9
+    )
 
 
-def test_decay_weighs_old_places_by_what_they_keep() -> None:
+def test_decay_weighs_old_posteriors_by_what_they_keep() -> None:
     old, new = torch.zeros(4, 2).double(), torch.ones(4, 2).double()
     labels = torch.zeros(4, dtype=torch.long)
     state = folded(State({}, NAMES), [statistics(old, old, labels)], exchange(2))
     after = folded(state, [statistics(new, new, labels)], exchange(2, decay=0.5, drift=False))
-    torch.testing.assert_close(after["places.mean"][0], torch.full((2,), 4 / 6).double())
-    assert after["places.count"][0].item() == 6
+    torch.testing.assert_close(after["posteriors.mean"][0], torch.full((2,), 4 / 6).double())
+    assert after["posteriors.count"][0].item() == 6
 
 
 def test_trust_tempers_counts_and_sums_alike() -> None:
@@ -160,16 +177,16 @@ def test_trust_tempers_counts_and_sums_alike() -> None:
     state = folded(
         State({}, NAMES), [statistics(features, features, labels)], exchange(2), trust=1 / 3
     )
-    torch.testing.assert_close(state["places.mean"][1], features[0])
+    torch.testing.assert_close(state["posteriors.mean"][1], features[0])
     torch.testing.assert_close(
-        state["places.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0
+        state["posteriors.scatter"], torch.zeros(2, 2).double(), atol=1e-12, rtol=0
     )
 
 
-def test_new_classes_find_empty_places() -> None:
+def test_new_classes_have_empty_posteriors() -> None:
     features, labels = world(5)
     state = folded(State({}, NAMES), [statistics(features, features, labels)], exchange(4))
-    grown = Places.of(State(state.tensors, (*NAMES, "d")), 4)
+    grown = ClassPosteriors.of(State(state.tensors, (*NAMES, "d")), 4)
     assert grown.count.tolist() == [20, 20, 20, 0]
     assert grown.mean.shape == (4, 4)
 
@@ -208,10 +225,10 @@ def test_a_client_measures_both_backbones_without_augmentation() -> None:
 def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
     features, labels = world(6)
     update = statistics(features, features, labels)
-    spec = exchange(4).expected(State({}, NAMES), "statistics", update.classes)
+    spec = exchange(4).expected(State({}, NAMES), update.classes)
     assert {name: shape for name, (shape, _) in spec.items()} == {
         name: tuple(value.shape) for name, value in update.tensors.items()
     }
     assert exchange(4).defect(State({}, NAMES), update) is None
-    update.tensors["places.moment"][-1] = -1
+    update.tensors["posteriors.moment"][-1] = -1
     assert exchange(4).defect(State({}, NAMES), update) is not None

@@ -2,77 +2,88 @@
 
 import json
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentError
 
 import fedbnn
-from fedbnn.bayes.flatten import layout_of
-from fedbnn.errors import ConfigError, RunDirectoryError
-from fedbnn.export import CARD, MODEL, load, save_model
-from fedbnn.heads.discriminant import Reading
-from fedbnn.methods import FedBNN
+from fedbnn.errors import RunDirectoryError
+from fedbnn.export import CARD, MODEL, Card, load
+from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.networks import MLP, NETWORKS
-from tests.core.predictors import LOOK, SHAPE, card_of, images, predictor, saved, state_of
+from tests.core.parsing import parsed
+from tests.core.predictors import (
+    LOOK,
+    PLAIN,
+    SHAPE,
+    card_of,
+    images,
+    predictor,
+    saved,
+    state_of,
+)
+
+FULL = GaussianHead(0.8, 0.6, 0.02, False, 2.0, 0.3, "frequency")
 
 
 @pytest.mark.parametrize("bayesian", [True, False])
-@pytest.mark.parametrize("places", [True, False])
-def test_a_saved_model_predicts_the_same(tmp_path: Path, bayesian: bool, places: bool) -> None:
+@pytest.mark.parametrize("posteriors", [True, False])
+@pytest.mark.parametrize("head", [LinearHead(), PLAIN, FULL], ids=["linear", "plain", "full"])
+def test_a_saved_model_predicts_the_same(
+    tmp_path: Path, bayesian: bool, posteriors: bool, head: Head
+) -> None:
     backbone = MLP(SHAPE, (5,))
-    state = state_of(backbone, bayesian, places=places)
-    model = saved(tmp_path, backbone, state)
-    expected = predictor(state, backbone, samples=6, seed=1).scores(images()).softmax(-1).mean(0)
+    state = state_of(backbone, bayesian, posteriors)
+    model = saved(tmp_path, backbone, state, head=head)
+    scores = predictor(state, backbone, 6, 1, head).scores(images())
+    expected = scores.softmax(-1).mean(0)
     found = model.predict(images().pixels, samples=6, seed=1)
     torch.testing.assert_close(found.probabilities, expected, rtol=0, atol=0)
     assert found.classes == ("a", "c")
 
 
-def test_a_saved_model_keeps_how_its_classes_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [LinearHead(), GaussianHead(), FULL], ids=str)
+def test_a_card_keeps_the_head_with_all_its_options(tmp_path: Path, head: Head) -> None:
     backbone = MLP(SHAPE, (5,))
-    state = state_of(backbone, places=True)
-    save_model(
-        tmp_path,
-        replace(card_of(), temperature=2.0, head_rows=0.3, head_prior="frequency"),
-        state,
-        layout_of(backbone),
-    )
-    reading = {"temperature": 2.0, "rows": 0.3, "prior": "frequency"}
-    expected = (
-        predictor(state, backbone, samples=6, seed=1, **reading)
-        .scores(images())
-        .softmax(-1)
-        .mean(0)
-    )
-    assert torch.equal(
-        load(tmp_path).predict(images().pixels, samples=6, seed=1).probabilities, expected
-    )
+    assert saved(tmp_path, backbone, state_of(backbone), head=head).card.head == head
+    card = card_of(head=head)
+    assert Card.from_json(json.loads(json.dumps(card.to_json()))) == card
 
 
-def test_a_card_from_before_the_rows_had_a_say_still_loads(tmp_path: Path) -> None:
+def test_options_that_a_card_leaves_out_have_their_defaults(tmp_path: Path) -> None:
     backbone = MLP(SHAPE, (5,))
-    saved(tmp_path, backbone, state_of(backbone, places=True))
+    saved(tmp_path, backbone, state_of(backbone, posteriors=True), head=FULL)
     card = json.loads((tmp_path / CARD).read_text())
-    del card["head_rows"], card["head_prior"]
+    card["head"] = {"name": "gaussian", "decay": 0.5}
     (tmp_path / CARD).write_text(json.dumps(card))
-    assert load(tmp_path).card.reading == Reading()
+    assert load(tmp_path).card.head == GaussianHead(decay=0.5)
 
 
-@pytest.mark.parametrize("share", [-0.1, float("inf"), float("nan")])
-def test_rows_have_a_finite_say(share: float) -> None:
-    with pytest.raises(ConfigError, match="head_rows"):
-        FedBNN(head_rows=share)
+@pytest.mark.parametrize("share", ["-0.1", "inf", "nan"])
+def test_prototypes_have_a_finite_say(share: str) -> None:
+    with pytest.raises(ArgumentError, match="prototypes"):
+        parsed(GaussianHead, prototypes=share)
+    assert parsed(GaussianHead, prototypes="0.3") == 0.3
 
 
-@pytest.mark.parametrize("bayes_norm", [True, False])
-def test_batch_norm_and_its_statistics_are_saved(tmp_path: Path, bayes_norm: bool) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"decay": "1.1"}, {"memory": "-0.1"}, {"ridge": "0"}, {"temperature": "0"}, {"prior": "no"}],
+    ids=str,
+)
+def test_options_of_the_head_out_of_range_are_refused(setting: dict[str, str]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(setting))):
+        parsed(GaussianHead, **setting)
+
+
+def test_batch_norm_and_its_statistics_are_saved(tmp_path: Path) -> None:
     backbone = NETWORKS["cifar_resnet18"]((1, 4, 4))
-    state = state_of(backbone, bayes_norm=bayes_norm)
+    state = state_of(backbone)
     state = state.having({"buffers": state["buffers"] + 0.25})
-    back = saved(tmp_path, backbone, state, network="cifar_resnet18", bayes_norm=bayes_norm).state
+    back = saved(tmp_path, backbone, state, network="cifar_resnet18").state
     assert back.tensors.keys() == state.tensors.keys()
     assert all(torch.equal(back[name], value) for name, value in state.tensors.items())
 
@@ -124,6 +135,9 @@ def test_loading_never_executes(tmp_path: Path, file: str) -> None:
         {"image_shape": [1, 9, 9]},
         {"image_shape": None},
         {"preprocess": {}},
+        {"head": {"name": "nothing"}},
+        {"head": {"name": "gaussian", "surprise": 1}},
+        {"head": None},
         {"surprise": 1},
     ],
     ids=str,

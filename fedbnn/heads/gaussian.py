@@ -1,0 +1,269 @@
+"""Class posteriors: where each class lies in feature space (`head: gaussian`).
+
+Features of class c are N(m_c, S) with one covariance S for all; with a Normal-inverse-Wishart
+posterior the sums of sufficient statistics over clients are the product of their likelihoods,
+exactly and in any order. Clients send, under the new backbone and beside the features g under the
+backbone the round began with,
+
+    n_c, s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
+
+(of M and A, which are symmetric, the upper triangle).
+
+The backbone moves, so the posteriors of absent classes go stale. The ridge map W from old to new
+features, which prefers the identity, carries all of them along: no boundary, no replay, no
+generator.
+
+    (A + r I) W = B + r [I; 0]          m_c <- [m_c 1] W          S <- W_d^T S W_d
+
+A class that is visited keeps `decay` of its old count, and the scatter keeps `memory` of its old
+weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from fedbnn.bayes.flatten import Layout
+from fedbnn.heads import GaussianHead
+from fedbnn.images import ImageSet
+from fedbnn.messages import Update, class_counts
+from fedbnn.state import State
+
+EXCHANGE = "statistics"
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class ClassPosteriors:
+    """What the server knows of C classes in d features: means, counts, scatter within classes."""
+
+    mean: Tensor
+    count: Tensor
+    scatter: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, state: State, width: int) -> "ClassPosteriors":
+        """The class posteriors in a state, with empty ones for classes that have none yet."""
+        known = "posteriors.count" in state
+        missing = len(state.classes) - (len(state["posteriors.count"]) if known else 0)
+        zeros = torch.zeros(missing, width, dtype=torch.float64)
+        if not known:
+            square = torch.zeros(width, width, dtype=torch.float64)
+            return cls(zeros, zeros.sum(1), square, torch.zeros(1, dtype=torch.float64))
+        mean = torch.cat([state["posteriors.mean"], zeros])
+        count = torch.cat([state["posteriors.count"], zeros.sum(1)])
+        return cls(mean, count, state["posteriors.scatter"], state["posteriors.weight"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they stand in a state."""
+        return {f"posteriors.{name}": value for name, value in vars(self).items()}
+
+    def transport(self, drift: Tensor) -> "ClassPosteriors":
+        """Carried along by the map W (d+1, d)."""
+        carried = self.mean @ drift[:-1] + drift[-1]
+        mean = torch.where(self.count[:, None] > 0, carried, self.mean)
+        return replace(self, mean=mean, scatter=drift[:-1].T @ self.scatter @ drift[:-1])
+
+    def merge(self, new: "SufficientStatistics", decay: float, memory: float) -> "ClassPosteriors":
+        """With a round's statistics: the parallel-variance formula, the old side tempered.
+
+        n = decay n_old + n_new,   m = (decay n_old m_old + s_new) / n
+        S = memory S_old + S_new + sum_c (decay n_old n_new / n) (m_old - m_new)(m_old - m_new)^T
+        """
+        met = new.count > 0
+        old = torch.where(met, decay * self.count, self.count)
+        count = old + new.count
+        some = count.clamp_min(1e-300)
+        fresh = new.sum / new.count.clamp_min(1e-300)[:, None]
+        joined = (old[:, None] * self.mean + new.sum) / some[:, None]
+        gap = (self.mean - fresh) * (old * new.count / some).sqrt()[:, None]
+        within = new.moment - new.sum.T @ fresh
+        more = (new.count.sum() - met.sum()).clamp_min(0) + ((old > 0) & met).sum()
+        return ClassPosteriors(
+            torch.where(met[:, None], joined, self.mean),
+            count,
+            memory * self.scatter + within + gap.T @ gap,
+            memory * self.weight + more,
+        )
+
+
+@dataclass
+class SufficientStatistics:
+    """The statistics of a round, summed over clients: order and splitting of clients change
+    nothing.
+    """
+
+    count: Tensor
+    sum: Tensor
+    moment: Tensor
+    before: Tensor
+    cross: Tensor
+
+    def drift_map(self, ridge: float) -> Tensor:
+        """W with (A + r I) W = B + r [I; 0], r = ridge * mean diagonal of A; identity without
+        data.
+        """
+        width = len(self.before) - 1
+        identity = torch.eye(width + 1, dtype=torch.float64)
+        strength = ridge * self.before.diagonal().mean()
+        if not strength:
+            return identity[:, :-1]
+        square, target = self.before + strength * identity, self.cross + strength * identity[:, :-1]
+        solved: Tensor = torch.linalg.solve(square, target)
+        return solved
+
+
+def without_posteriors(state: State) -> State:
+    """The state as clients are sent it: they never need the class posteriors."""
+    return state.only(*(name for name in state.tensors if not name.startswith("posteriors.")))
+
+
+def measure(
+    backbone: nn.Module, layout: Layout, state: State, images: ImageSet
+) -> dict[str, Tensor]:
+    """A client's statistics: features under the old and the new backbone, no augmentation."""
+    classes = tuple(images.counts())
+    labels = images.among(classes).labels
+    new = features(backbone, layout, state["backbone"], state["buffers"], images)
+    old = features(backbone, layout, state["backbone.before"], state["buffers.before"], images)
+    old = torch.cat([old, torch.ones(len(old), 1, dtype=old.dtype)], 1)
+    found = {
+        "sum": torch.zeros(len(classes), new.shape[1], dtype=new.dtype).index_add_(0, labels, new),
+        "moment": triangle(new.T @ new),
+        "before": triangle(old.T @ old),
+        "cross": old.T @ new,
+    }
+    return {f"posteriors.{name}": value.float() for name, value in found.items()}
+
+
+def features(
+    backbone: nn.Module, layout: Layout, weights: Tensor, buffers: Tensor, images: ImageSet
+) -> Tensor:
+    """Features of all images in float64, in eval mode."""
+    layout.write(backbone, weights, buffers)
+    backbone.eval()
+    with torch.inference_mode():
+        return torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)]).double()
+
+
+@dataclass(frozen=True)
+class StatisticsAggregator:
+    """The last exchange of a round: statistics under the new backbone and the one it began with."""
+
+    head: GaussianHead
+    before: State
+    exchange: str = EXCHANGE
+
+    @property
+    def width(self) -> int:
+        """Features d."""
+        return self.before["prototypes"].shape[1] - 1
+
+    def broadcast(self, state: State) -> State:
+        """Both backbones; prototypes and scales stay at home."""
+        old = {f"{name}.before": self.before[name] for name in ("backbone", "buffers")}
+        return state.only("backbone", "buffers").having(old)
+
+    def expected(
+        self, state: State, classes: Sequence[str]
+    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Sums by class, the triangles of two symmetric matrices, and one that is not symmetric."""
+        width = self.width
+        shapes: dict[str, tuple[int, ...]] = {
+            "sum": (len(classes), width),
+            "moment": (triangle_length(width),),
+            "before": (triangle_length(width + 1),),
+            "cross": (width + 1, width),
+        }
+        return {f"posteriors.{name}": (shape, torch.float32) for name, shape in shapes.items()}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """Second moments have no negative diagonal."""
+        for name, width in (("moment", self.width), ("before", self.width + 1)):
+            if bool((diagonal(update.tensors[f"posteriors.{name}"], width) < 0).any()):
+                return "a second moment has a negative diagonal"
+        return None
+
+    def influence(self, state: State, update: Update) -> Tensor:
+        """The second moment per image: what all clients have in common, whatever their classes."""
+        return (update.tensors["posteriors.moment"] / max(1, update.samples)).float()
+
+    def known(self, state: State, update: Update) -> dict[str, list[float]]:
+        """Statistics have no rows to measure."""
+        return {}
+
+    def fold(self, state: State) -> "StatisticsFold":
+        """Sums, then the transport, then the merge."""
+        return StatisticsFold(self.head, state, self.width)
+
+
+class StatisticsFold:
+    """Adds the statistics of clients and ends in a state whose class posteriors moved and grew."""
+
+    def __init__(self, head: GaussianHead, state: State, width: int) -> None:
+        self.head, self.state, self.width = head, state, width
+        classes = len(state.classes)
+        shapes: dict[str, tuple[int, ...]] = {
+            "count": (classes,),
+            "sum": (classes, width),
+            "moment": (triangle_length(width),),
+            "before": (triangle_length(width + 1),),
+            "cross": (width + 1, width),
+        }
+        self.sums = {
+            name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
+        }
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Add a client's sums, tempered by `trust`."""
+        index = self.state.index(update.classes)
+        self.sums["count"][index] += trust * class_counts(update)
+        self.sums["sum"][index] += trust * update.tensors["posteriors.sum"].double()
+        for name in ("moment", "before", "cross"):
+            self.sums[name].add_(update.tensors[f"posteriors.{name}"], alpha=trust)
+
+    def close(self) -> State:
+        """Carry the old posteriors along, then merge the new statistics."""
+        moment = square(self.sums["moment"], self.width)
+        before = square(self.sums["before"], self.width + 1)
+        found = SufficientStatistics(**{**self.sums, "moment": moment, "before": before})
+        posteriors = ClassPosteriors.of(self.state, self.width)
+        if self.head.drift:
+            posteriors = posteriors.transport(found.drift_map(self.head.ridge))
+        merged = posteriors.merge(found, self.head.decay, self.head.memory)
+        return self.state.having(merged.tensors())
+
+
+def triangle_length(width: int) -> int:
+    """Numbers in the upper triangle of a symmetric matrix with so many rows."""
+    return width * (width + 1) // 2
+
+
+@lru_cache(8)
+def _upper(width: int) -> Tensor:
+    """Places of the triangle in the flat matrix, row by row."""
+    rows, columns = torch.triu_indices(width, width)
+    places: Tensor = rows * width + columns
+    return places
+
+
+def triangle(symmetric: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, which is all that need be sent."""
+    return symmetric.reshape(-1)[_upper(len(symmetric))]
+
+
+def square(numbers: Tensor, width: int) -> Tensor:
+    """The symmetric matrix of a triangle."""
+    flat = numbers.new_zeros(width * width).index_copy_(0, _upper(width), numbers)
+    upper = flat.view(width, width)
+    return upper + upper.triu(1).T
+
+
+def diagonal(numbers: Tensor, width: int) -> Tensor:
+    """The diagonal of the matrix of a triangle: row i begins after w + (w - 1) + ... numbers."""
+    lengths = torch.arange(width, 0, -1)
+    return numbers[lengths.cumsum(0) - lengths]

@@ -1,0 +1,101 @@
+"""The prototypes: one row (weights and bias) per class ever met, found by the name of the class."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbnn.state import State
+
+
+def empty(width: int) -> dict[str, Tensor]:
+    """The tensors of no class, for `width` features."""
+    samples = torch.zeros(0, dtype=torch.float64)
+    return {"prototypes": torch.zeros(0, width + 1), "prototypes.samples": samples}
+
+
+def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
+    """Add rows for classes not met before: mean 0 everywhere, with the initial scale once
+    Bayesian.
+    """
+    new = tuple(sorted(set(classes) - set(state.classes)))
+    if not new:
+        return state
+    count = len(state.classes) + len(new)
+    samples = torch.zeros(len(new), dtype=torch.float64)
+    grown = {
+        "prototypes": padded(state["prototypes"], count),
+        "prototypes.samples": torch.cat([state["prototypes.samples"], samples]),
+    }
+    if "prototypes.scale" in state and scale is not None:
+        grown["prototypes.scale"] = padded(state["prototypes.scale"], count, scale)
+    larger = state.having(grown)
+    return State(larger.tensors, state.classes + new, larger.notes)
+
+
+def trained(state: State) -> tuple[str, ...]:
+    """Classes whose row has been folded at least once."""
+    counts = state["prototypes.samples"].tolist()
+    return tuple(name for name, count in zip(state.classes, counts, strict=True) if count > 0)
+
+
+def padded(rows: Tensor, count: int, value: float = 0.0) -> Tensor:
+    """The rows, followed by rows of `value` up to `count`."""
+    return torch.cat([rows, rows.new_full((count - len(rows), rows.shape[1]), value)])
+
+
+def gathered(state: State, name: str, classes: tuple[str, ...], width: int | None = None) -> Tensor:
+    """The rows of these classes, 0 for unknown ones; `width` where the state may have no rows."""
+    known = tuple(one for one in classes if one in state.classes)
+    found = torch.zeros(len(classes), state[name].shape[1] if width is None else width)
+    if known:
+        places = torch.tensor([classes.index(one) for one in known])
+        found[places] = state[name][state.index(known)]
+    return found
+
+
+def scattered(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """A copy of the rows with some of them replaced."""
+    return rows.clone().index_copy_(0, index, values)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The rows of a client's classifier in the order of `classes`; its own `held` classes come
+    first.
+
+    `holder` is the state they come from: the server's, or the client's own where prototypes stay at
+    home.
+    """
+
+    holder: State
+    classes: tuple[str, ...]
+    held: int
+
+    @property
+    def index(self) -> Tensor:
+        """Places of these rows in the holder."""
+        return self.holder.index(self.classes)
+
+    @property
+    def rows(self) -> Tensor:
+        """Weights and bias (means, once Bayesian)."""
+        return self.holder["prototypes"][self.index]
+
+    @property
+    def scales(self) -> Tensor:
+        """Scales of the rows."""
+        return self.holder["prototypes.scale"][self.index]
+
+    @property
+    def fresh(self) -> Tensor:
+        """Which rows nobody has trained yet, as a mask."""
+        return self.holder["prototypes.samples"][self.index] == 0
+
+    def kept(self, rows: dict[str, Tensor], counts: Iterable[int]) -> State:
+        """The holder with its trained rows put back and the images behind them counted."""
+        samples = self.holder["prototypes.samples"].clone()
+        samples[self.index[: self.held]] += torch.tensor(list(counts), dtype=torch.float64)
+        back = {name: scattered(self.holder[name], self.index, row) for name, row in rows.items()}
+        return self.holder.having({**back, "prototypes.samples": samples})

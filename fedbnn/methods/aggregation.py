@@ -1,0 +1,189 @@
+"""How answers of clients become the next state: an exchange, its folds, and where an answer stands.
+
+Folds are running sums in float64, one update at a time, in the order given: sums that become means.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedbnn.messages import Update, class_counts
+from fedbnn.state import State
+
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+TRAIN = "train"
+ROUNDING = 2.0**-20
+
+
+class Fold(Protocol):
+    """Takes updates one by one and ends in the next state."""
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in."""
+        ...
+
+    def close(self) -> State:
+        """The folded state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """One exchange of a round: what goes down, what may come up, and how it is folded.
+
+    As it stands it is the exchange of FedAvg: weights down, weights up, their mean.
+    """
+
+    exchange: str = TRAIN
+    shares_prototypes: bool = True
+
+    def broadcast(self, state: State) -> State:
+        """What the participants are sent."""
+        return state
+
+    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+        """Names, shapes and types of the tensors of an honest update with rows of `classes`."""
+        spec = {name: (tuple(state[name].shape), torch.float32) for name in ("backbone", "buffers")}
+        return spec | self.rows(state, len(classes), "prototypes")
+
+    def rows(self, state: State, count: int, *names: str) -> Spec:
+        """Tensors with a row a class, absent when the prototypes stay on the clients."""
+        if not self.shares_prototypes:
+            return {}
+        return dict.fromkeys(names, ((count, state["prototypes"].shape[1]), torch.float32))
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """Why a well-formed update cannot be folded, if it cannot."""
+        return None
+
+    def influence(self, state: State, update: Update) -> Tensor:
+        """Where an update stands among the others, for the cap against their distances."""
+        return influence_of_point(state["backbone"], update.tensors["backbone"])
+
+    def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
+        """How long the update's rows are already, by tensor, where rows grow; nothing for
+        points.
+        """
+        return {}
+
+    def fold(self, state: State) -> Fold:
+        """The accumulator of this exchange."""
+        return PointFold(state)
+
+
+class WeightedMean:
+    """sum_k w_k x_k / sum_k w_k; with no weight at all, the value it began with."""
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start
+        self.total = torch.zeros_like(start, dtype=torch.float64)
+        self.weight = 0.0
+
+    def add(self, value: Tensor, weight: float) -> None:
+        """Add w x."""
+        self.total.add_(value, alpha=weight)
+        self.weight += weight
+
+    def value(self) -> Tensor:
+        """The mean, in the type of the start."""
+        return (self.total / self.weight).to(self.start.dtype) if self.weight else self.start
+
+
+class ClassMeans:
+    """A weighted mean for every prototype; one that nobody added to stays as it was, bit for
+    bit.
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        self.start = start
+        self.total = torch.zeros_like(start, dtype=torch.float64)
+        self.weight = torch.zeros(len(start), dtype=torch.float64)
+
+    def add(self, rows: Tensor, values: Tensor, weights: Tensor) -> None:
+        """Add w_c x_c to these rows."""
+        self.total[rows] += weights.view(-1, 1) * values.double()
+        self.weight[rows] += weights
+
+    def value(self) -> Tensor:
+        """The means."""
+        met = self.weight > 0
+        result = self.start.clone()
+        result[met] = (self.total[met] / self.weight[met].view(-1, 1)).to(self.start.dtype)
+        return result
+
+
+class PointFold:
+    """FedAvg: theta = sum_k n_k theta_k / N; each row by its class: h_c = sum_k n_kc h_kc / N_c.
+
+    `trust` below 1 pulls a client that weighs too much towards the weights it started from.
+    """
+
+    def __init__(self, state: State, names: Sequence[str] = ("backbone", "buffers")) -> None:
+        self.state = state
+        self.means = {name: WeightedMean(state[name]) for name in names}
+        self.rows = ClassMeans(state["prototypes"]) if "prototypes" in state else None
+        self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in; a client without data changes nothing."""
+        if not update.samples:
+            return
+        for name, mean in self.means.items():
+            mean.add(tempered(update.tensors[name], self.state[name], trust), update.samples)
+        if self.rows is not None and update.counts:
+            index, counts = self.state.index(update.classes), class_counts(update)
+            start = self.state["prototypes"][index]
+            self.rows.add(index, tempered(update.tensors["prototypes"], start, trust), counts)
+            self.samples[index] += counts
+
+    def close(self) -> State:
+        """The folded state."""
+        folded = {name: mean.value() for name, mean in self.means.items()}
+        if self.rows is not None:
+            samples = self.state["prototypes.samples"] + self.samples
+            folded |= {"prototypes": self.rows.value(), "prototypes.samples": samples}
+        return self.state.having(folded)
+
+
+def tempered(value: Tensor, start: Tensor, trust: float) -> Tensor:
+    """start + trust (value - start), and exactly `value` at full trust."""
+    return value if trust == 1.0 else start + trust * (value - start)
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest absolute value, NaN if there is one; in one pass without a temporary."""
+    low, high = map(float, tensor.aminmax()) if tensor.numel() else (0.0, 0.0)
+    return max(-low, high)
+
+
+def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
+    """x = value - prior, for weights without a posterior; 0 where float32 rounds as much away.
+
+    That is below 2^-20 max |prior|.
+    """
+    return torch.hardshrink(value - prior, ROUNDING * largest(prior)).flatten().float()
+
+
+def influence_of_factor(
+    prior_loc: Tensor, prior_scale: Tensor, d_precision: Tensor, d_info: Tensor
+) -> Tensor:
+    """x = ((d_info - d_precision m_0) s_0,  d_precision s_0^2 / sqrt(2)), on the prior N(m_0,
+    s_0^2).
+
+    The natural parameters with the prior mean as origin, in units of the prior: for a small step
+    |x|^2 / 2 is the divergence between prior and posterior, and the neutral factor is 0. Both
+    halves matter: a forged precision at the prior mean moves no mean by itself, it stops all others
+    from moving it. What float32 rounds away counts as 0: a mean that moved by less than 2^-20 (1 +
+    max |m_0| / min s_0) of its s_0, a precision that changed by less than 2^-20.
+    """
+    pull, certainty = point = torch.empty(2, *d_info.shape)
+    torch.addcmul(d_info, d_precision, prior_loc, value=-1, out=pull).mul_(prior_scale)
+    torch.mul(d_precision, prior_scale, out=certainty).mul_(prior_scale)
+    smallest = float(prior_scale.amin()) if prior_scale.numel() else 1.0
+    torch.hardshrink(pull, ROUNDING * (1 + largest(prior_loc) / smallest), out=pull)
+    torch.hardshrink(certainty, ROUNDING, out=certainty).mul_(math.sqrt(0.5))
+    return point.flatten()
