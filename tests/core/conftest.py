@@ -1,6 +1,6 @@
 """Small worlds for the core: a stream of digits, and a federation on them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
         clients=8,
         clients_per_round=3,
         alpha=1.0,
-        samples_per_round=120,
         cache_dir=cache,
         seed=3,
     )
@@ -62,6 +61,7 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
         seed: int = 3,
         local: LocalTraining = LOCAL,
         stream: Any = digits,
+        trainer: Mapping[str, Any] | None = None,
         **parts: Any,
     ) -> tuple[Federation, State]:
         with forked(address(seed, "network")):
@@ -69,7 +69,7 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
         layout = layout_of(backbone)
         weights, buffers = layout.read(backbone)
         rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}
-        work = ClientRunner(stream, backbone, layout, method, local, {}, seed)
+        work = ClientRunner(stream, backbone, layout, method, local, trainer or {}, seed)
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {
             "run": "test",

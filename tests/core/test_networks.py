@@ -106,11 +106,10 @@ def small_resnet() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("bayes_norm", [True, False])
-def test_what_a_layout_reads_it_writes_back(bayes_norm: bool) -> None:
+def test_what_a_layout_reads_it_writes_back() -> None:
     source, target = small_resnet(), small_resnet()
     source(torch.randn(9, 3, 4, 4))
-    layout = layout_of(source, bayes_norm)
+    layout = layout_of(source)
     layout.write(target, *layout.read(source))
     for name, value in source.state_dict().items():
         if "num_batches" not in name:
@@ -135,14 +134,24 @@ def test_views_share_the_memory_of_the_vector_and_cover_it_once() -> None:
     torch.testing.assert_close(layout.flatten(views), vector)
 
 
-def test_points_stand_behind_the_latent_weights() -> None:
-    layout = layout_of(small_resnet(), bayes_norm=False)
-    assert layout.size - layout.latent == 16
-    assert [slot.name for slot in layout.slots if slot.start >= layout.latent] == [
-        "1.weight",
-        "1.bias",
-    ]
-    assert set(layout.views(torch.zeros(layout.latent))) == {"0.weight", "3.weight", "3.bias"}
+def test_parameters_by_name_are_those_of_the_classifier_and_back() -> None:
+    backbone = MLP((1, 4, 4), (5,))
+    layout, rows = layout_of(backbone), torch.randn(3, 6)
+    network = layout.classifier(backbone, rows)
+    weights = layout.read(backbone)[0]
+    named = layout.by_parameter(weights, rows)
+    assert named.keys() == dict(network.named_parameters()).keys()
+    assert all(torch.equal(named[name], value) for name, value in network.named_parameters())
+    back = layout.from_parameters(named)
+    assert torch.equal(back["backbone"], weights)
+    assert torch.equal(back["prototypes"], rows)
+
+
+def test_norm_layers_have_weights_like_all_others() -> None:
+    layout = layout_of(small_resnet())
+    names = {"0.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
+    assert {slot.name for slot in layout.slots} == names
+    assert layout.size == size(small_resnet())
 
 
 def scale_of(layout: Layout, name: str, gain: float) -> torch.Tensor:

@@ -9,6 +9,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
 from fedbnn.evaluation import per_client
 from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.heads import LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult
 from fedbnn.methods import FedAvg, FedBNN
@@ -75,10 +76,9 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(
     )
     state = after(federation, initial)
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
+    backbone = MLP(digits.image_shape, (16,))
     predictors = [
-        Predictor(
-            MLP(digits.image_shape, (16,)), federation.layout, per_client.joined(state, own), 4
-        )
+        Predictor(backbone, federation.layout, per_client.joined(state, own), LinearHead(), 4)
         for own in libraries
     ]
     found = per_client.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedbnn import wire
 from fedbnn.evaluation.posteriors import scale_quantiles
 from fedbnn.heads import prototypes
+from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction
 from fedbnn.seeds import address, forked, generator
@@ -36,7 +37,7 @@ def test_new_rows_are_zero_fresh_and_the_same_everywhere(scale: bool) -> None:
     assert torch.equal(grown["prototypes"], torch.cat([torch.ones(1, 4), torch.zeros(2, 4)]))
     assert grown["prototypes.samples"].tolist() == [3, 0, 0]
     assert prototypes.trained(grown) == ("b",)
-    assert prototypes.fresh(grown, ("c", "b")).tolist() == [True, False]
+    assert Assembly(grown, ("c", "b"), 1).fresh.tolist() == [True, False]
     assert ("prototypes.scale" in grown) == scale
     if scale:
         assert grown["prototypes.scale"][1:].unique().tolist() == pytest.approx([0.1])
