@@ -83,14 +83,15 @@ class ClientRunner:
             raise ClientFailed("has no data this round")
         begun = replace(instruction, state=self.method.begins(instruction.state, remembered))
         replayed = len(images) - shown
-        return Assignment(begun, client, tuple(counts), images, remembered, replayed), data
+        parts = (begun, self.layout, client, tuple(counts), images, remembered, replayed)
+        return Assignment(*parts), data
 
     def train(self, assignment: Assignment, data: Any) -> Answer:
         """Local training: points, or variational inference once the state is a posterior."""
         assembly = self._assembled(assignment)
         network = self.layout.classifier(self.backbone, assembly.rows)
         labelled = data.with_images(assignment.images.among(assembly.classes))
-        parts = (assembly, network, self.layout, labelled, self.method, self.local, self.trainer)
+        parts = (assembly, network, labelled, self.method, self.local, self.trainer)
         fit = Fit(assignment, *parts)
         if not assignment.instruction.state.bayesian:
             return fit_points(fit)
@@ -109,7 +110,7 @@ class ClientRunner:
             assert self.method.consolidation is not None
             network = self.layout.classifier(self.backbone, self._assembled(assignment).rows)
             consolidation = self.method.consolidation
-            found = consolidation.measure(assignment, network.eval(), self.layout)
+            found = consolidation.measure(assignment, network.eval())
         return Answer(found, None, perf_counter() - began)
 
     def _assembled(self, assignment: Assignment) -> Assembly:

@@ -10,7 +10,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
 from fedbnn.methods import Method
@@ -169,7 +168,6 @@ class Fit:
     assignment: Assignment
     assembly: Assembly
     network: Classifier
-    layout: Layout
     data: pl.LightningDataModule
     method: Method
     local: LocalTraining
@@ -199,13 +197,13 @@ class Fit:
 
 def fit_points(fit: Fit) -> Answer:
     """Warm new prototypes up, train everything, and read out what is sent and what is kept."""
-    warm = fit.warm_up()
+    warm, layout = fit.warm_up(), fit.assignment.layout
     network = fit.network.requires_grad_(True)
-    terms = fit.method.objective(fit.assignment, network, fit.layout)
+    terms = fit.method.objective(fit.assignment, network)
     client = PointClient(network, terms, fit.method, fit.local)
     steps = fit.trainer.fit(client, fit.data, fit.local.epochs)
-    weights = fit.layout.from_parameters(dict(network.named_parameters()))
-    weights["buffers"] = fit.layout.read(network.backbone)[1]
+    weights = layout.from_parameters(dict(network.named_parameters()))
+    weights["buffers"] = layout.read(network.backbone)[1]
     rows = weights.pop("prototypes")
     if fit.method.shares_prototypes:
         weights["prototypes"] = rows[: fit.assembly.held]

@@ -77,8 +77,9 @@ def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Los
     model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
     guide = guide_for(model, IMAGE)
     size = model.layout.size + CLASSES * (model.features + 1)
-    model.swap(0.02 * torch.randn(size), torch.full((size,), 0.01))
-    guide.swap(model.moments.loc, model.moments.scale)
+    start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
+    model.swap(*start)
+    guide.swap(*start)
     trained = nn.ModuleList(
         [guide] if model.function_prior is None else [guide, model.function_prior]
     )

@@ -18,6 +18,7 @@ else all are alike:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +103,7 @@ class Predictor:
         self.classes = trained(state)
         rows = state.index(self.classes)
         self._network = Classifier(backbone, len(self.classes)).eval()
-        layout.write(backbone, state["backbone"], state["buffers"])
+        self._put_in_place = partial(layout.write, backbone, state["backbone"], state["buffers"])
         self._share = head.prototypes if isinstance(head, GaussianHead) else 1.0
         self._discriminant = _discriminant(state, rows, head)
         self._draws = [
@@ -112,6 +113,7 @@ class Predictor:
 
     def scores(self, images: ImageSet) -> Tensor:
         """Log-scores (S, n, C); softmax over any columns gives that draw's probabilities."""
+        self._put_in_place()  # running statistics: others may have used the backbone meanwhile
         with torch.inference_mode():
             batches = [batch for batch, _ in images.loader(BATCH, shuffle=False)]
             return torch.stack(

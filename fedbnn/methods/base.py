@@ -34,6 +34,7 @@ class Assignment:
     """
 
     instruction: FitInstruction
+    layout: Layout
     client: int
     classes: tuple[str, ...]
     images: ImageSet
@@ -72,9 +73,7 @@ class Consolidation:
         """An exchange of its own, after training, if it needs one."""
         return None
 
-    def measure(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> dict[str, Tensor]:
+    def measure(self, assignment: Assignment, network: Classifier) -> dict[str, Tensor]:
         """What a client answers in that exchange, with the newest weights in `network`."""
         return {}
 
@@ -169,9 +168,7 @@ class Method:
         """The exchange of training: what goes down, what comes up, and how it is folded."""
         return Aggregator(shares_prototypes=self.shares_prototypes)
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """The local objective of one client that starts at `network`."""
         return LocalObjective()
 

@@ -12,16 +12,15 @@ each is tested on the classes it knows, then the mean over the clients of the ro
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
-from fedbnn.images import ImageSet
+from fedbnn.images import ImageSet, joined
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, Spec
 from fedbnn.methods.base import Assignment, Method
@@ -95,8 +94,7 @@ class JointStream:
         for number in place.unique().tolist():
             within = chosen[place == number] - (ends[number] - sizes[number])
             parts.append(self._stream.train(*owners[number]).subset(within))
-        pixels, labels = (torch.cat([getattr(p, n) for p in parts]) for n in ("pixels", "labels"))
-        return replace(parts[0], pixels=pixels, labels=labels)
+        return joined(parts)
 
     def _sizes(self, round: int) -> dict[int, int]:
         """How many images each participant of a round holds."""
@@ -125,9 +123,7 @@ class Local(Method):
         """Nothing is sent."""
         return Silence()
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy."""
         return Alone()
 

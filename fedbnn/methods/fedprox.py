@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import NonNegative
 from fedbnn.methods.base import Assignment, Method
 from fedbnn.methods.objectives import LocalObjective, Penalty
@@ -31,9 +30,7 @@ class FedProx(Method):
 
     mu: NonNegative = 0.1
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy, and the same pull on every weight."""
         strength = torch.tensor(self.mu)
         start = {name: weight.detach().clone() for name, weight in network.named_parameters()}

@@ -31,7 +31,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, Positive, UnitInterval
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
@@ -82,25 +81,22 @@ class FCIL(Method):
         """FedAvg's exchange, and the proxy's choice."""
         return ProxyAggregator(chooses=self.proxy == "prototype")
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the situation."""
         state = assignment.instruction.state
         limit = float(state[ENTROPY]) + self.threshold if ENTROPY in state else None
         found = signals(assignment, network.backbone, limit)
-        teacher = self._teacher(state, bool(found[1]), network, layout)
+        teacher = self._teacher(assignment, bool(found[1]), network.backbone)
         columns = self.softmax(state, assignment.classes)
         old = None if teacher is None else OldColumns(teacher, state, columns)
         return Compensated(self, assignment, network, columns, old, found)
 
-    def _teacher(
-        self, state: State, moved: bool, network: Classifier, layout: Layout
-    ) -> Teacher | None:
+    def _teacher(self, assignment: Assignment, moved: bool, backbone: nn.Module) -> Teacher | None:
         """The best (or newest) model in transition, else the one of the last transition."""
+        state, layout = assignment.instruction.state, assignment.layout
         if moved and self.proxy == "off":
-            return recall(remember(state, BEST, state), BEST, network.backbone, layout)
-        return recall(state, BEST if moved else OLD, network.backbone, layout)
+            return recall(remember(state, BEST, state), BEST, backbone, layout)
+        return recall(state, BEST if moved else OLD, backbone, layout)
 
     def facts(self) -> dict[str, Any]:
         """That it replays, how much, and how the old model is chosen."""

@@ -41,6 +41,7 @@ SITES = ("backbone", "prototypes")
 BATCH, FLOATS = 256, 2**22
 Weights = dict[str, Tensor]
 Output = Callable[..., Tensor]
+Measured = tuple[tuple[str, ...], Callable[[Tensor], Weights]]
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,7 @@ class ImportanceMethod(Method, ABC):
     every: Count | None = None
 
     @abstractmethod
-    def measured(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+    def measured(self, assignment: Assignment, network: Classifier) -> Measured:
         """Classes whose prototypes are measured, and the sum of importances over some images."""
 
     @property
@@ -79,19 +78,16 @@ class ImportanceMethod(Method, ABC):
         known = [name for name in names if name in state]
         return grown.having({name: padded(state[name], len(grown.classes)) for name in known})
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy and the pull towards theta*, once there has been a consolidation."""
         state = assignment.instruction.state
         if "anchor.backbone" not in state:
             return LocalObjective()
         columns = self.softmax(state, assignment.classes)
         importance, anchor = (
-            layout.by_parameter(
-                state[f"{kind}.backbone"], gathered(state, f"{kind}.prototypes", columns)
-            )
+            assignment.layout.by_parameter(state[f"{kind}.backbone"], rows)
             for kind in ("importance", "anchor")
+            for rows in [gathered(state, f"{kind}.prototypes", columns)]
         )
         strength = self.factor * self.strength
         return Penalty({name: (strength * importance[name], anchor[name]) for name in anchor})
@@ -115,9 +111,7 @@ class EWC(ImportanceMethod):
     strength: NonNegative = 100.0
     draws: Count | None = 4
 
-    def measured(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+    def measured(self, assignment: Assignment, network: Classifier) -> Measured:
         """The diagonal Fisher of the client's own softmax."""
         columns = self.softmax(assignment.instruction.state, assignment.classes)
         return columns, lambda images: fisher_sum(network, images, self.draws)
@@ -134,13 +128,12 @@ class MAS(ImportanceMethod):
 
     strength: NonNegative = 0.01
 
-    def measured(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> tuple[tuple[str, ...], Callable[[Tensor], Weights]]:
+    def measured(self, assignment: Assignment, network: Classifier) -> Measured:
         """Sensitivity of the logits of all seen classes."""
         state = assignment.instruction.state
         seen = trained(state)
-        whole = layout.classifier(network.backbone, state["prototypes"][state.index(seen)]).eval()
+        rows = state["prototypes"][state.index(seen)]
+        whole = assignment.layout.classifier(network.backbone, rows).eval()
         return seen, lambda images: sensitivity_sum(whole, images)
 
 
@@ -156,16 +149,16 @@ class Importances(Consolidation):
         assert self.method is not None
         return ImportanceAggregator(EXCHANGE, decay=self.method.decay)
 
-    def measure(self, assignment: Assignment, network: Classifier, layout: Layout) -> Weights:
+    def measure(self, assignment: Assignment, network: Classifier) -> Weights:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
         assert self.method is not None
         images, state = assignment.images, assignment.instruction.state
-        classes, of_batch = self.method.measured(assignment, network, layout)
+        classes, of_batch = self.method.measured(assignment, network)
         parts = [of_batch(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
         mean = {
             name: torch.stack([p[name] for p in parts]).sum(0) / len(images) for name in parts[0]
         }
-        found = layout.from_parameters(mean)
+        found = assignment.layout.from_parameters(mean)
         rows = gathered(State({"rows": found["prototypes"]}, classes), "rows", state.classes)
         return {"backbone": found["backbone"], "prototypes": rows}
 

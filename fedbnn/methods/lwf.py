@@ -16,7 +16,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.methods.base import Assignment, Consolidation, Method
 from fedbnn.methods.objectives import LocalObjective, OldColumns, recall, remember
@@ -57,12 +56,10 @@ class LwF(Method):
         """A new teacher."""
         return NewTeacher(self.every)
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy and distillation, once there is a teacher."""
         state = assignment.instruction.state
-        teacher = recall(state, TEACHER, network.backbone, layout)
+        teacher = recall(state, TEACHER, network.backbone, assignment.layout)
         if teacher is None:
             return LocalObjective()
         old = OldColumns(teacher, state, self.softmax(state, assignment.classes))

@@ -56,21 +56,17 @@ class Scaffold(Method):
         """FedAvg's exchange, and the changes of the controls."""
         return ScaffoldAggregator()
 
-    def objective(
-        self, assignment: Assignment, network: Classifier, layout: Layout
-    ) -> LocalObjective:
+    def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy with corrected gradients."""
         columns = self.softmax(assignment.instruction.state, assignment.classes)
-        return Controlled(assignment, network, layout, len(columns))
+        return Controlled(assignment, network, len(columns))
 
 
 class Controlled(LocalObjective):
     """The corrected steps of one client, and its control after them."""
 
-    def __init__(
-        self, assignment: Assignment, network: Classifier, layout: Layout, columns: int
-    ) -> None:
-        state, held = assignment.instruction.state, assignment.classes
+    def __init__(self, assignment: Assignment, network: Classifier, columns: int) -> None:
+        state, held, layout = assignment.instruction.state, assignment.classes, assignment.layout
         private = assignment.private or State({BACKBONE: torch.zeros_like(state[BACKBONE])})
         width = state[PROTOTYPES].shape[1]
         self.held, self.private = held, private

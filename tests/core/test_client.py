@@ -115,8 +115,8 @@ def fit_of(backbone: nn.Module, state: State, images: ImageSet, local: LocalTrai
     network = layout.classifier(backbone, assembly.rows)
     data = ClientData(images.among(held), local.batch_size)
     sent = FitInstruction("run", 1, "train", state)
-    assignment = Assignment(sent, 0, held, images, None)
-    return Fit(assignment, assembly, network, layout, data, FedAvg(), local, ClientTrainer({}))
+    assignment = Assignment(sent, layout, 0, held, images, None)
+    return Fit(assignment, assembly, network, data, FedAvg(), local, ClientTrainer({}))
 
 
 def rows_of(fit: Fit) -> Tensor:

@@ -7,8 +7,7 @@ import pytest
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
-from fedbnn.evaluation import per_client
-from fedbnn.evaluation.evaluation import Evaluation
+from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
 from fedbnn.heads import LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult
@@ -78,12 +77,12 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
     backbone = MLP(digits.image_shape, (16,))
     predictors = [
-        Predictor(backbone, federation.layout, per_client.joined(state, own), LinearHead(), 4)
+        Predictor(backbone, federation.layout, with_prototypes(state, own), LinearHead(), 4)
         for own in libraries
     ]
-    found = per_client.evaluate(predictors, Short(digits, 2), 2, Evaluation(images=images))
+    found = evaluate_clients(predictors, Short(digits, 2), 2, Evaluation(images=images))
     single = [
-        per_client.evaluate([one], Short(digits, 2), 2, Evaluation(images=images))
+        evaluate_clients([one], Short(digits, 2), 2, Evaluation(images=images))
         for one in predictors
     ]
     values = [one["fon"]["task_aware"] for one in single if one["fon"] is not None]

@@ -9,7 +9,7 @@ import torch
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
-from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
+from fedbnn.evaluation.evaluate import Evaluation, evaluate_round
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitInstruction, FitResult

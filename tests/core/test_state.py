@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbnn import wire
-from fedbnn.evaluation.posteriors import scale_quantiles
+from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.heads import prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet, Preprocess

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from fedbnn.bayes.flatten import layout_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods.base import Assignment
@@ -211,7 +212,8 @@ def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
     torch.nn.init.zeros_(network.head.weight)
     torch.nn.init.zeros_(network.head.bias)
     instruction = FitInstruction("r", 1, "train", State({}))
-    assignment = Assignment(instruction, 0, images.classes, images, None)
+    layout = layout_of(network.backbone)
+    assignment = Assignment(instruction, layout, 0, images.classes, images, None)
     method = FCIL(distil=0.5, memory=8)
     terms = Compensated(method, assignment, network, images.classes, None, torch.zeros(3))
     loss = terms.loss(network, *next(iter(images.loader(12, shuffle=False)))).detach()

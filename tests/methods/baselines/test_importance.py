@@ -116,8 +116,8 @@ def test_stiffness_is_the_curvature_of_the_penalty(method, factor, toy) -> None:
     tensors |= {f"{kind}.prototypes": torch.full((2, 9), 2.0) for kind in KINDS}
     instruction = FitInstruction("r", 1, "train", State(tensors, classes))
     network = layout.classifier(backbone, torch.zeros(2, 9))
-    assignment = Assignment(instruction, 0, classes, images, None)
-    anchors = method.objective(assignment, network, layout).anchors
+    assignment = Assignment(instruction, layout, 0, classes, images, None)
+    anchors = method.objective(assignment, network).anchors
     assert anchors.keys() == dict(network.named_parameters()).keys()
     for strength, anchor in anchors.values():
         assert torch.equal(strength, torch.full_like(strength, 2 * factor))
