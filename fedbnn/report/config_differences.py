@@ -32,9 +32,9 @@ def between(configs: Mapping[str, Mapping[str, Any]]) -> Differences:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section is a value of its own."""
+    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section has nothing to show."""
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
