@@ -12,11 +12,12 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from jsonargparse.typing import PositiveInt
 from rich.console import Console
 from rich.table import Table
 
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, numbers, positive
+from fedbnn.cli.main import Arguments, numbers
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
@@ -61,8 +62,8 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--method", default="fedbnn", help="for all but step: the method")
     add("--data_dir", default="data", help="where data sets are (default: data)")
     turns = "turns of engines; rounds of overhead and memory; step takes more"
-    add("--repeats", type=positive, default=6, help=turns)
-    add("--workers", type=positive, default=2, help="workers of the process engine")
+    add("--repeats", type=PositiveInt, default=6, help=turns)
+    add("--workers", type=PositiveInt, default=2, help="workers of the process engine")
     sizes, about = [100, 1_000, 10_000, 100_000], "for scale: numbers of registered clients"
     add("--clients", type=numbers, default=sizes, help=about)
     sizes, about = [5, 20, 80], "for scale: numbers of participants a round"
@@ -176,74 +177,62 @@ def _batches(stream: Stream, client: Mapping[str, Any], number: int) -> float:
 
 
 def _scale(options: Namespace) -> list[Row]:
-    """Time and memory of a round over the registered clients, and memory over the participants.
+    """Short runs over the number of registered clients, then over the participants.
 
     A round must cost what its participants cost, however many are registered; and its memory must
     not grow with the participants either, since their updates are folded one by one.
     """
     cases = [(registered, PARTICIPANTS, SMALL) for registered in options.clients]
     cases += [(REGISTERED, participants, LARGE) for participants in options.participants]
-    return [_scaled(*case, options.method) for case in cases]
-
-
-def _scaled(registered: int, participants: int, settings: Mapping[str, str], method: str) -> Row:
-    """Median seconds of a round (after the first), processor time and peak memory of a run."""
-    asked = {**settings, "method": method, "stream.clients": str(registered)}
-    asked |= {"stream.clients_per_round": str(participants)}
-    asked |= {"stream.samples_per_round": str(8 * participants)}
-    with TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        process = _started(
-            run, [word for pair in asked.items() for word in (f"--{pair[0]}", pair[1])]
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        _expect_success(process)
-        lines = records.read(run)[1:]
-    seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
-    row = {"registered": registered, "participants": participants}
-    took = {"round_seconds": median(seconds), "cpu_seconds": usage.ru_utime}
-    return {**row, **took, "peak_mib": usage.ru_maxrss / 1024}
+    rows = []
+    for registered, participants, settings in cases:
+        asked = {**settings, "method": options.method, "stream.clients": str(registered)}
+        asked["stream.clients_per_round"] = str(participants)
+        asked["stream.samples_per_round"] = str(8 * participants)
+        words = [word for key, value in asked.items() for word in (f"--{key}", value)]
+        rows.append({"registered": registered, "participants": participants, **_measured(words)})
+    return rows
 
 
 def _memory(options: Namespace) -> list[Row]:
     """Resident memory of a run after each round: after the first ones it should not grow."""
+    found = _measured(_words(options, _short_tasks(options)))
+    resident = found["by_round_mib"]
+    warm = min(WARM, len(resident))
+    row = {
+        "method": options.method,
+        "rounds": len(resident),
+        f"after_{warm}_mib": resident[warm - 1],
+    }
+    return [{**row, "last_mib": resident[-1], "ratio": resident[-1] / resident[warm - 1], **found}]
+
+
+def _measured(words: Sequence[str]) -> Row:
+    """Seconds of a round (not the first), processor time, memory of a run in its own process."""
     with TemporaryDirectory() as folder:
-        run, resident = Path(folder) / "run", {}
-        process = _started(run, _words(options, _short_tasks(options)))
-        while process.poll() is None:
+        run, resident = Path(folder) / "run", [0.0]
+        command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=one_thread)
+        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             done = max(manifests.rounds(run / "state"), default=0)
-            if done and done not in resident and (now := _resident_mib(process.pid)):
-                resident[done] = now
+            resident += [_resident_mib(process.pid)] * (done - len(resident) + 1)
             time.sleep(LOOK_SECONDS)
-        _expect_success(process)
-    warm, last = min(WARM, max(resident)), max(resident)
-    row = {"method": options.method, "rounds": last, f"after_{warm}_mib": resident[warm]}
-    row |= {"last_mib": resident[last], "ratio": resident[last] / resident[warm]}
-    return [{**row, "by_round_mib": list(resident.values())}]
+        process.returncode = os.waitstatus_to_exitcode(ended[1])
+        if process.returncode:
+            what = f"the run to be measured ended with exit code {process.returncode}"
+            raise FederationError(what, fix="its error stands above")
+        lines = records.read(run)[1:]
+    seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
+    spent = {"round_seconds": median(seconds), "cpu_seconds": ended[2].ru_utime}
+    return {**spent, "peak_mib": ended[2].ru_maxrss / 1024, "by_round_mib": resident[1:]}
 
 
 def _resident_mib(pid: int) -> float:
-    """VmRSS of a process; 0 when it has gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
+    """VmRSS of a process."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
     kib = [float(line.split()[1]) for line in status if line.startswith("VmRSS:")]
     return kib[0] / 1024 if kib else 0.0
-
-
-def _started(run_dir: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """`fedbnn train` in a process of its own, with one thread."""
-    command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run_dir), *words]
-    one = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=one)
-
-
-def _expect_success(process: "subprocess.Popen[bytes]") -> None:
-    """The error stands on the screen already; here the measurement ends."""
-    if process.returncode:
-        raise FederationError(f"the run to be measured ended with exit code {process.returncode}")
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:

@@ -13,10 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from jsonargparse.typing import PositiveInt
 from rich.console import Console
 
 from fedbnn.cli.grid_progress import GridProgress
-from fedbnn.cli.main import Arguments, numbers, positive, words
+from fedbnn.cli.main import Arguments, numbers, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
@@ -60,7 +61,7 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--methods", type=words, default=["fedbnn", "fedavg"], help=f"names {several}")
     add("--seeds", type=numbers, default=[0, 1, 2], help=f"numbers {several} (default: 0,1,2)")
     jobs, about = os.cpu_count() or 1, "runs at the same time (default: one a core)"
-    add("--jobs", type=positive, default=jobs, help=about)
+    add("--jobs", type=PositiveInt, default=jobs, help=about)
     metavar, about = "[METHOD:]KEY=VALUE", "a setting for all runs, or for those of one method"
     add("--set", type=_pair, action="append", default=[], metavar=metavar, help=about)
     metavar, about = "[METHOD:]KEY=V1,V2,...", "a setting to vary, with its plot"

@@ -91,13 +91,6 @@ class Arguments(ArgumentParser):
         raise ConfigError(message, self.prog, f"see {self.prog} --help")
 
 
-def positive(text: str) -> int:
-    """A whole number above zero."""
-    if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
-
-
 def words(text: str) -> list[str]:
     """Words with commas between them, each once."""
     found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

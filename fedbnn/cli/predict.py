@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from jsonargparse.typing import PositiveInt
 from rich.console import Console
 from rich.table import Table
 
 from fedbnn import export, images
-from fedbnn.cli.main import Arguments, positive
+from fedbnn.cli.main import Arguments
 from fedbnn.export import Prediction
 
 
@@ -38,10 +39,10 @@ def _options(argv: Sequence[str]) -> Namespace:
         "pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them"
     )
     parser.add_argument(
-        "--samples", type=positive, default=16, help="draws of the weights (default: 16)"
+        "--samples", type=PositiveInt, default=16, help="draws of the weights (default: 16)"
     )
     parser.add_argument(
-        "--top", type=positive, default=3, help="classes shown for each picture (default: 3)"
+        "--top", type=PositiveInt, default=3, help="classes shown for each picture (default: 3)"
     )
     parser.add_argument(
         "--uncertain_first", action="store_true", help="the least certain pictures first"

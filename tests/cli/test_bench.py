@@ -93,6 +93,17 @@ def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> Non
     assert json.loads((home / "overhead.json").read_text())["rows"][0]["rounds"] == 1
 
 
+def test_memory_is_read_after_each_round_of_a_run_of_its_own(home: Path, capsys) -> None:
+    asked = ("--config", "tiny.yaml", "--repeats", 4, "--out", "memory.json")
+    assert fedbnn("bench", "memory", *asked) == 0
+    (row,) = json.loads((home / "memory.json").read_text())["rows"]
+    assert row["rounds"] == 8
+    assert 50 < row["after_5_mib"] < 4000
+    assert row["ratio"] == pytest.approx(row["last_mib"] / row["after_5_mib"])
+    assert row["last_mib"] == row["by_round_mib"][-1]
+    assert "by_round_mib" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_registered_clients_and_participants_are_measured_each_in_its_own_process(
     home: Path, capsys

@@ -239,7 +239,7 @@ WRONG = {
     ("--methods", "fedavg,fedbn"): "did you mean 'fedbnn'?",
     ("--methods", ","): "argument --methods: expected at least one word",
     ("--seeds", "0,x"): "argument --seeds: expected whole numbers",
-    ("--jobs", "0"): "argument --jobs: expected a whole number above 0, got '0'",
+    ("--jobs", "0"): "argument --jobs: invalid PositiveInt value: '0'",
     ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
     ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
     ("--set", "ewc:client.lr=1"): "a setting is for ewc, which is not compared",
@@ -281,6 +281,8 @@ def test_results_of_other_settings_are_not_taken_for_these(
     )
     assert fedbnn(*asked, "--set", "client.epochs=2") == 4
     assert "client.epochs was 1, now it is 2" in capsys.readouterr().err
+    assert fedbnn(*asked, "--set", "trainer.gradient_clip_val=0.5") == 4
+    assert "trainer.gradient_clip_val was absent, now it is 0.5" in capsys.readouterr().err
     assert fedbnn(*asked) == 0
 
 

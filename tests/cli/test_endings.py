@@ -76,6 +76,31 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
     assert (final(finished), (finished / "metrics.jsonl").read_bytes()) == before
 
 
+CHANGING = {
+    "gradient_clip_val": "0.5",
+    "max_steps": "3",
+    "precision": "bf16-mixed",
+    "limit_train_batches": "2",
+}
+OBSERVING = {"enable_progress_bar": "true", "log_every_n_steps": "7", "logger": "false"}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_run_does_not_go_on_with_a_trainer_that_changes_the_result(
+    name: str, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--resume", finished, f"--trainer.{name}", CHANGING[name])
+    assert fedbnn("train", *asked) == 4
+    assert f"trainer.{name} was absent, now it is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", OBSERVING)
+def test_a_run_goes_on_with_a_trainer_that_only_looks_on_in_another_way(
+    name: str, finished: Path
+) -> None:
+    assert fedbnn("train", "--resume", finished, f"--trainer.{name}", OBSERVING[name]) == 0
+
+
 def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,7 @@ WRONG = {
     ("RUN", "cut.png"): (3, "picture cannot be read: "),
     ("RUN", "text.png"): (3, "(text.png); replace or remove it"),
     ("nowhere", "cut.png"): (4, "no model can be loaded"),
-    ("RUN", "cut.png", "--samples", "0"): (2, "expected a whole number above 0, got '0'"),
+    ("RUN", "cut.png", "--samples", "0"): (2, "invalid PositiveInt value: '0'"),
     ("RUN",): (2, "IMAGE_OR_FOLDER"),
 }
 

@@ -64,6 +64,12 @@ WRONG = {
     ("--engine", "serail"): "did you mean 'serial'?",
     ("--trainer.precison", "16"): "did you mean 'trainer.precision'?",
     ("--client.lr", "0"): "lr must be above 0",
+    ("--trainer.max_epochs", "50"): "trainer.max_epochs cannot be set; client.epochs says",
+    ("--trainer.gradient_clip_val", "much"): "trainer.gradient_clip_val: expected ",
+    ("--head", "gausian"): "did you mean 'gaussian'?",
+    ("--head.decay", "2"): "head.decay: expected ClosedUnitInterval, got '2'",
+    ("--method", "fedavg", "--head.decay", "0.5"): "unknown key 'head.decay'",
+    ("--method.head", "gaussian"): "unknown key 'method.head'",
 }
 
 

@@ -20,6 +20,15 @@ BREACHES = {
         ("import pyro.distributions", "pyro has two doors"),
         ("def f():\n    import pytorch_lightning", "fedbnn does without pytorch_lightning"),
     ],
+    "fedbnn/bayes/breach.py": [
+        ("import fedbnn.methods.base", "the rooms of fedbnn"),
+        ("from fedbnn.heads import HEADS", "the rooms of fedbnn"),
+    ],
+    "fedbnn/storage/breach.py": [
+        ("import fedbnn.federation.server", "the rooms of fedbnn"),
+        ("def f():\n    from fedbnn.report import page", "the rooms of fedbnn"),
+    ],
+    "fedbnn/newcomer.py": [("import fedbnn.seeds", "the rooms of fedbnn")],
     "datamodules/breach.py": [
         ("import lightning_modules.client_runner", "never import each other"),
         ("import wandb", "wandb has one door"),
