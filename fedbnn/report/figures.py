@@ -15,13 +15,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
-from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Results, Varied, at, by_method, spread
+from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, at, by_method, spread
 
-Values = Sequence[float | None]
-Look = dict[str, Any]
+Names = Sequence[str]
+Shares = Sequence[Sequence[float]]
+Series = Mapping[str, Sequence[Cell]]
 
 
-def every(runs: Sequence[Results], sweep: Varied | None = None) -> dict[str, Figure]:
+def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
     """All figures that these runs have the numbers for, by name."""
     inside, apart = (uncertainty, posterior_scale, communication), (averages, novelty, cost)
     first, last = ((), inside) if len(runs) == 1 else (apart, ())
@@ -33,22 +34,18 @@ def every(runs: Sequence[Results], sweep: Varied | None = None) -> dict[str, Fig
         return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
-def _filled(values: Values) -> Any:
-    """The values as an array, with NaN for those that are not there."""
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
-
-
-def _over_seeds(grouped: Mapping[str, Sequence[Results]], *path: str | int) -> list[Cell]:
+def _over_seeds(grouped: Mapping[str, Runs], *path: str | int) -> list[Cell]:
     """Mean and spread of one number of each method."""
     return [spread([at(run, *path) for run in mine]) for mine in grouped.values()]
 
 
-def _heights(cells: Sequence[Cell]) -> tuple[Any, Any]:
-    """Means and spreads, as arrays."""
-    return _filled([cell.value for cell in cells]), _filled([cell.spread for cell in cells])
+def _heights(cells: Sequence[Cell]) -> Any:
+    """Means and spreads, NaN where there are none."""
+    pairs = [(cell.value, cell.spread) for cell in cells]
+    return np.array(pairs, dtype=float).reshape(-1, 2).T
 
 
-def focus_on_now(runs: Sequence[Results]) -> Figure:
+def focus_on_now(runs: Runs) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
     figure = style.canvas(6.4, 6.4)
     *panels, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
@@ -57,14 +54,16 @@ def focus_on_now(runs: Sequence[Results]) -> Figure:
             _draw_band(axes, [run["fon"][regime] for run in mine], method, place)
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
-    draw_schedule(strip, longest, names, written=len(names) <= 10)
+    draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
     style.legend_below(figure, panels[0])
     return figure
 
 
-def _draw_band(axes: Axes, curves: Sequence[Values], label: str, place: int) -> None:
+def _draw_band(
+    axes: Axes, curves: Sequence[Sequence[float | None]], label: str, place: int
+) -> None:
     """Mean and deviation of several curves, at the rounds that all of them have."""
-    table, look = np.array(list(map(_filled, curves))), style.line_style(place)
+    table, look = np.array(curves, dtype=float), style.line_style(place)
     known = np.isfinite(table).all(axis=0)
     rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
     axes.plot(rounds, mean, label=label, markersize=2.5, **look)
@@ -74,42 +73,39 @@ def _draw_band(axes: Axes, curves: Sequence[Values], label: str, place: int) -> 
         axes.fill_between(rounds, mean - wide, mean + wide, **band)
 
 
-def schedule(shares: Sequence[Sequence[float]], names: Sequence[str], title: str = "") -> Figure:
+def schedule(shares: Shares, names: Names, title: str = "") -> Figure:
     """Which share of the clients works on which task, and when; names beside it if need be."""
     with style.house():
         figure = style.canvas(9, 3.2)
-        axes, room = figure.subplots(), len(names) * max(map(len, names)) <= 80
-        draw_schedule(axes, shares, names, written=room)
+        axes, letters = figure.subplots(), max(map(len, names))
+        room = letters * len(names) <= 80
+        draw_schedule(axes, shares, names, letters if room else 0)
         axes.set(title=title, ylabel="share of the clients")
         if not room:
             figure.legend(loc="outside right upper", fontsize=7, ncols=1 + len(names) // 16)
         return style.settled(figure)
 
 
-def draw_schedule(
-    axes: Axes, shares: Sequence[Sequence[float]], names: Sequence[str], written: bool
-) -> None:
-    """Stacked areas over the rounds, one a task; a name stands where its task is strongest."""
+def draw_schedule(axes: Axes, shares: Shares, names: Names, letters: int) -> None:
+    """Stacked areas, one a task; a name of so many letters stands where its task is strongest."""
     table = np.array([row for row in shares if len(row)], dtype=float).reshape(-1, len(names))
     edges, below = np.arange(len(table) + 1) + 0.5, np.zeros(len(table))
     for name, share, fill in zip(names, table.T, style.colours(len(names)), strict=True):
-        area: Look = {"baseline": below, "fill": True, "color": fill, "alpha": 0.55, "linewidth": 0}
-        axes.stairs(below + share, edges, label=style.short(name, 30), **area)
-        if written and share.any():
+        area: Any = {"facecolor": fill, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.55}
+        axes.stairs(below + share, edges, baseline=below, fill=True, label=name, **area)
+        if letters and share.any():
             strongest = np.flatnonzero(share >= share.max() - 1e-9)
             middle = (below + share / 2)[strongest[len(strongest) // 2]]
-            said = style.short(name, max(60 // len(names), 6))
-            axes.text(strongest.mean() + 1, middle, said, ha="center", va="center", fontsize=8)
+            said, place = style.short(name, letters), strongest.mean() + 1
+            axes.text(place, middle, said, ha="center", va="center", fontsize=8)
         below = below + share
     axes.set(ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, edges[-1]))
     axes.grid(visible=False)
 
 
-def _bars(
-    axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[Cell]], *looks: Any
-) -> None:
+def _bars(axes: Axes, names: Names, series: Series, *looks: Any) -> None:
     """Two bars at every name, with their spreads over the seeds."""
-    whiskers: Look = {"fmt": "none", "ecolor": style.FAINT, "elinewidth": 1.2, "capsize": 2}
+    whiskers: Any = {"fmt": "none", "ecolor": style.FAINT, "elinewidth": 1.2, "capsize": 2}
     for place, (label, cells) in enumerate(series.items()):
         where, (heights, wide) = np.arange(len(cells)) + 0.38 * place - 0.19, _heights(cells)
         axes.bar(where, heights, width=0.36, label=label, **looks[place])
@@ -117,19 +113,18 @@ def _bars(
     axes.set_xticks(range(len(names)), list(map(style.short, names)), rotation=35, ha="right")
 
 
-def _bar_chart(
-    names: Sequence[str], series: Mapping[str, Sequence[Cell]], fills: Sequence[str], **said: Any
-) -> Figure:
-    """A figure of nothing but bars."""
+def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: Any) -> Figure:
+    """A figure of nothing but bars, and a line at the level to hold them against."""
     figure = style.canvas(5.4, 3.0)
     axes = figure.subplots()
     _bars(axes, names, series, *({"color": fill} for fill in fills))
+    axes.axhline(level, **style.DOTTED)
     axes.set(**said)
     style.legend_below(figure, axes)
     return figure
 
 
-def averages(runs: Sequence[Results]) -> Figure:
+def averages(runs: Runs) -> Figure:
     """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
     grouped, figure = by_method(runs), style.canvas(5.4, 3.4)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
@@ -137,38 +132,33 @@ def averages(runs: Sequence[Results]) -> Figure:
         pale, full = ({"color": style.REGIME_COLOURS[regime], "alpha": part} for part in (0.55, 1))
         _bars(axes, list(grouped), series, pale, full)
         chance = spread([at(run, "chance", regime, "avg_fin") for run in runs]).value
-        floor: Look = {
-            "color": style.FAINT,
-            "linestyle": ":",
-            "linewidth": 1.2,
-            "label": "chance @Fin",
-        }
-        axes.axhline(np.nan if chance is None else chance, **floor)
+        level = np.nan if chance is None else chance
+        axes.axhline(level, label="chance @Fin", **style.DOTTED)
         style.percent_axis(axes, SPOKEN[regime])
     figure.axes[1].set_ylabel("")
     style.legend_below(figure, figure.axes[0])
     return figure
 
 
-def accuracy_matrix(runs: Sequence[Results]) -> Figure:
+def accuracy_matrix(runs: Runs) -> Figure:
     """Accuracy of every task at the end of every task: methods down, regimes across."""
     grouped, names = by_method(runs), runs[0]["task_names"]
     figure = style.canvas(5.4, (1.3 + 0.36 * len(names)) * len(grouped))
     lines = figure.subplots(len(grouped), 2, sharey=True, squeeze=False)
     for line, (method, mine) in zip(lines, grouped.items(), strict=True):
         for axes, regime in zip(line, REGIMES, strict=True):
-            tables = [list(map(_filled, run[regime]["matrix"])) for run in mine]
-            _draw_matrix(axes, np.mean(tables, axis=0), names, f"{method}, {SPOKEN[regime]}")
+            tables = np.array([run[regime]["matrix"] for run in mine], dtype=float)
+            _draw_matrix(axes, tables.mean(axis=0), names, f"{method}, {SPOKEN[regime]}")
         line[0].set_ylabel("after task")
     for axes in lines[-1]:
         axes.set_xlabel("tested task")
     return figure
 
 
-def _draw_matrix(axes: Axes, values: Any, names: Sequence[str], title: str) -> None:
+def _draw_matrix(axes: Axes, values: Any, names: Names, title: str) -> None:
     """A heat map with its numbers written in; what was not evaluated stays empty."""
     axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    text: Look = {"ha": "center", "va": "center", "fontsize": 9 if len(names) <= 6 else 6}
+    text: Any = {"ha": "center", "va": "center", "fontsize": 9 if len(names) <= 6 else 6}
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value) and len(names) <= 12:
             ink = "white" if value < 55 else "black"
@@ -181,7 +171,7 @@ def _draw_matrix(axes: Axes, values: Any, names: Sequence[str], title: str) -> N
     axes.grid(visible=False)
 
 
-def forgetting(runs: Sequence[Results]) -> Figure | None:
+def forgetting(runs: Runs) -> Figure | None:
     """How far accuracy fell from its best: of one method task by task, of several on average."""
     grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
     if not tasks:
@@ -191,22 +181,19 @@ def forgetting(runs: Sequence[Results]) -> Figure | None:
         for regime in REGIMES:
             drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
             series[SPOKEN[regime]] = list(map(spread, drops))
-    said = {
-        "title": "Forgetting (lower is better)",
-        "ylabel": "points lost since the best evaluation",
-    }
-    names = tasks if len(grouped) == 1 else list(grouped)
-    return _bar_chart(names, series, list(style.REGIME_COLOURS.values()), **said)
+    names, fills = tasks if len(grouped) == 1 else list(grouped), style.REGIME_COLOURS.values()
+    said = {"title": "Forgetting (lower is better)", "ylabel": "points lost"}
+    return _bar_chart(names, series, 0.0, *fills, **said)
 
 
-def reliability(runs: Sequence[Results]) -> Figure | None:
+def reliability(runs: Runs) -> Figure | None:
     """Accuracy against confidence, one curve a method; of a single one also where images are."""
     found = by_method([run for run in runs if run["diagnostics"].get("reliability")])
     if not found:
         return None
     figure = style.canvas(5.4, 3.6)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        axes.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1, linestyle=":")
+        axes.plot([0, 1], [0, 1], **style.DOTTED)
         for place, (method, mine) in enumerate(found.items()):
             bins = [run["diagnostics"]["reliability"][regime] for run in mine]
             _draw_reliability(axes, bins, len(found) == 1, label=method, **style.line_style(place))
@@ -216,7 +203,7 @@ def reliability(runs: Sequence[Results]) -> Figure | None:
     return figure
 
 
-def _draw_reliability(axes: Axes, bins: Sequence[Results], shadow: bool, **look: Any) -> None:
+def _draw_reliability(axes: Axes, bins: Runs, shadow: bool, **look: Any) -> None:
     """One curve of the bins of several runs together; bins without images are left out."""
     images = np.array([one["images"] for one in bins], dtype=float)
     total = images.sum(axis=0)
@@ -228,7 +215,7 @@ def _draw_reliability(axes: Axes, bins: Sequence[Results], shadow: bool, **look:
         axes.stairs(share, edges, fill=True, color=style.FAINT, alpha=0.3, linewidth=0)
 
 
-def uncertainty(runs: Sequence[Results]) -> Figure | None:
+def uncertainty(runs: Runs) -> Figure | None:
     """How uncertain one model is about images of seen and of not yet seen classes."""
     histograms = runs[0]["diagnostics"].get("uncertainty")
     if not histograms or not sum(histograms["entropy"]["unseen"]):
@@ -249,7 +236,7 @@ def uncertainty(runs: Sequence[Results]) -> Figure | None:
     return figure
 
 
-def posterior_scale(runs: Sequence[Results]) -> Figure | None:
+def posterior_scale(runs: Runs) -> Figure | None:
     """The spread of one model's weights: median, and the band that holds nine weights in ten."""
     posterior = runs[0]["posterior"]
     if not posterior:
@@ -269,7 +256,7 @@ def posterior_scale(runs: Sequence[Results]) -> Figure | None:
     return figure
 
 
-def communication(runs: Sequence[Results]) -> Figure:
+def communication(runs: Runs) -> Figure:
     """Bytes one run has sent so far, and where its seconds went."""
     figure, ways = style.canvas(5.4, 2.8), {"up": "clients to server", "down": "server to clients"}
     sent, clock = figure.subplots(1, 2)
@@ -285,22 +272,22 @@ def communication(runs: Sequence[Results]) -> Figure:
     return figure
 
 
-def novelty(runs: Sequence[Results]) -> Figure | None:
+def novelty(runs: Runs) -> Figure | None:
     """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
     grouped = by_method([run for run in runs if run["novelty"]])
     said = {"title": "Seen against unseen classes", "ylabel": "AUROC", "ylim": (0, 1)}
     cells = [_over_seeds(grouped, "novelty", name) for name in UNCERTAINTIES]
     series = dict(zip(("entropy", "mutual information"), cells, strict=True))
     fills = style.GREEN, style.PURPLE
-    return _bar_chart(list(grouped), series, fills, **said) if grouped else None
+    return _bar_chart(list(grouped), series, 0.5, *fills, **said) if grouped else None
 
 
-def cost(runs: Sequence[Results]) -> Figure:
+def cost(runs: Runs) -> Figure:
     """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
     figure = style.canvas(5.4, 3.4)
     sent, clock = figure.subplots(1, 2, sharey=True)
     for place, (method, mine) in enumerate(by_method(runs).items()):
-        height = _filled([run["class_agnostic"]["avg_fin"] for run in mine])
+        height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
         look = style.line_style(place) | {"linestyle": "none"}
         bytes_sent = [(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine]
         sent.plot(bytes_sent, height, label=method, alpha=0.8, **look)
@@ -311,7 +298,7 @@ def cost(runs: Sequence[Results]) -> Figure:
     return figure
 
 
-def swept(runs: Sequence[Results], sweep: Varied) -> Figure | None:
+def swept(runs: Runs, sweep: Varied) -> Figure | None:
     """Average accuracy over the values of a setting, if they are numbers; one line a method."""
     points = sweep.points(runs)
     try:

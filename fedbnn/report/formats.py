@@ -49,8 +49,9 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table; needs `\\usepackage{booktabs}`."""
-    lines = [[_escape(row.name), *map(_latex_cell, row.cells)] for row in table.rows]
-    caption = _escape(". ".join([table.title, *table.notes]))
+    cells = [[_latex(cell.text(), cell.best) for cell in row.cells] for row in table.rows]
+    lines = [[_latex(row.name), *line] for row, line in zip(table.rows, cells, strict=True)]
+    caption = _latex(". ".join([table.title, *table.notes]))
     columns = "l" + "r" * (len(table.heads) - 1)
     written = [
         r"\begin{table}",
@@ -58,7 +59,7 @@ def latex(table: Table) -> str:
         rf"\caption{{{caption}.}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
-        " & ".join(map(_escape, table.heads)) + r" \\",
+        " & ".join(map(_latex, table.heads)) + r" \\",
         r"\midrule",
         *(" & ".join(line) + r" \\" for line in lines),
         r"\bottomrule",
@@ -68,13 +69,9 @@ def latex(table: Table) -> str:
     return "\n".join(written) + "\n"
 
 
-def _latex_cell(cell: Cell) -> str:
-    text = _escape(cell.text())
-    return rf"\textbf{{{text}}}" if cell.best else text
-
-
-def _escape(text: str) -> str:
-    return text.translate(LATEX)
+def _latex(text: str, best: bool = False) -> str:
+    safe = text.translate(LATEX)
+    return rf"\textbf{{{safe}}}" if best else safe
 
 
 def comma_separated(tables: Sequence[Table]) -> str:

@@ -16,7 +16,7 @@ from fedbnn import __version__
 from fedbnn.config import yaml as strict_yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, formats, style, tables, words
-from fedbnn.report.tables import Results, Varied
+from fedbnn.report.tables import Results, Runs, Varied
 from fedbnn.storage.files import write_atomic
 from fedbnn.storage.runs import flat
 
@@ -96,7 +96,7 @@ def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
     return {**joined, "tables.csv": formats.comma_separated(made)}
 
 
-def _incidents(runs: Sequence[Results]) -> list[dict[str, Any]]:
+def _incidents(runs: Runs) -> list[dict[str, Any]]:
     """Updates that were refused or never came, then those that counted less; the first ones."""
     found = []
     for run in runs:
@@ -105,8 +105,8 @@ def _incidents(runs: Sequence[Results]) -> list[dict[str, Any]]:
         said += [(one, f"down-weighted: trust {one['trust']:.2f}") for one in run["down_weighted"]]
         name = f"{run['method']}-{run['seed']}"
         found += [{"run": name, **one, "what": what} for one, what in said]
-    order = sorted(found, key=lambda one: ("trust" in one, one["run"], one["round"]))
-    return order[:MOST_INCIDENTS]
+    found.sort(key=lambda one: ("trust" in one, one["run"], one["round"]))
+    return found[:MOST_INCIDENTS]
 
 
 def _differing(runs: Mapping[Path, Results]) -> dict[str, Sequence[str]]:
@@ -119,10 +119,7 @@ def _differing(runs: Mapping[Path, Results]) -> dict[str, Sequence[str]]:
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Sequence[str]]:
-    """For each setting that differs its value in every configuration, after a line of their names.
-
-    A dash stands where a configuration has no such setting.
-    """
+    """Names of the configurations, then each setting that differs; a dash where one has none."""
     texts = [
         {key: one if isinstance(one, str) else json.dumps(one) for key, one in flat(config)}
         for config in configs.values()

@@ -23,6 +23,7 @@ MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":")
 REGIME_COLOURS = {"task_aware": BLUE, "class_agnostic": VERMILION}
 INK, FAINT = "#1b1f23", "#8b949e"
+DOTTED: dict[str, Any] = {"color": FAINT, "linestyle": ":", "linewidth": 1.2}
 SHEET = Path(__file__).with_name("house.mplstyle")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 
 Results = Mapping[str, Any]
+Runs = Sequence[Results]
 Path = tuple[str | int, ...]
 REFERENCE = "fedbnn"
 SPOKEN = {"task_aware": "task-aware", "class_agnostic": "class-agnostic"}
@@ -93,7 +94,7 @@ def at(results: Results, *path: str | int) -> float | None:
     return None if value is None else float(value)
 
 
-def by_method(runs: Sequence[Results]) -> dict[str, list[Results]]:
+def by_method(runs: Runs) -> dict[str, list[Results]]:
     """The runs of each method, in the order in which methods first appear."""
     grouped: dict[str, list[Results]] = {}
     for run in runs:
@@ -120,23 +121,21 @@ class Varied:
     key: str
     values: Sequence[str | None]
 
-    def named(self, runs: Sequence[Results]) -> list[Results]:
+    def named(self, runs: Runs) -> list[Results]:
         """The runs, with the value beside the name of the method: `fedbnn 10`."""
         pairs = zip(self.values, runs, strict=True)
         return [
             {**run, "method": " ".join(filter(None, (run["method"], one)))} for one, run in pairs
         ]
 
-    def points(self, runs: Sequence[Results]) -> dict[str, list[Results]]:
+    def points(self, runs: Runs) -> dict[str, list[Results]]:
         """The runs at each value; those that are not varied stand at every one."""
         pairs = list(zip(self.values, runs, strict=True))
         values = dict.fromkeys(value for value in self.values if value is not None)
         return {value: [run for own, run in pairs if own in (value, None)] for value in values}
 
 
-def every(
-    results: Sequence[Results], reference: str = REFERENCE, sweep: Varied | None = None
-) -> list[Table]:
+def every(results: Runs, reference: str = REFERENCE, sweep: Varied | None = None) -> list[Table]:
     """Of one run the accuracies of its tasks; of several all that they can be compared by."""
     if len(results) == 1:
         return [of_run(results[0])]
@@ -147,7 +146,7 @@ def every(
     return [first, *others]
 
 
-def main(results: Sequence[Results], reference: str = REFERENCE) -> list[Table]:
+def main(results: Runs, reference: str = REFERENCE) -> list[Table]:
     """The accuracies: averages, paired differences, ours beside the paper's, and every task."""
     runs = _both_heads(results)
     per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
@@ -176,7 +175,7 @@ def _story(regime: str, part: Results) -> str:
     return f"{regime}: {fall}, NLL {nll}, Brier {brier}, ECE {ece}"
 
 
-def _both_heads(results: Sequence[Results]) -> list[Results]:
+def _both_heads(results: Runs) -> list[Results]:
     """Each run, and after it the same run read off its linear rows where both heads were tested."""
     runs: list[Results] = []
     for run in results:
@@ -193,9 +192,7 @@ def _with_sums(run: Results) -> Results:
     return {**run, "now": now, "costs": {"seconds": run["seconds"], **sent, **kinds}}
 
 
-def _table(
-    title: str, runs: Sequence[Results], paths: Mapping[str, Path], digits: int = 1
-) -> Table:
+def _table(title: str, runs: Runs, paths: Mapping[str, Path], digits: int = 1) -> Table:
     """Methods by columns, each the number at a path of the results; the best rivals are marked."""
     grouped, rows = by_method(runs), []
     for method, mine in grouped.items():
@@ -225,7 +222,7 @@ def _crowned(row: Row, best: Sequence[str | None]) -> Row:
     return replace(row, cells=tuple(cells))
 
 
-def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
+def _footnotes(grouped: Mapping[str, Runs]) -> tuple[str, ...]:
     """How many seeds stand behind the numbers, and who may win a column."""
     counts = sorted({len(runs) for runs in grouped.values()})
     over = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
@@ -237,7 +234,7 @@ def _footnotes(grouped: Mapping[str, Sequence[Results]]) -> tuple[str, ...]:
     return (marked, "[n]: stores n images of the past") if stores else (marked,)
 
 
-def _accuracies(title: str, runs: Sequence[Results], paths: Mapping[str, Path]) -> Table:
+def _accuracies(title: str, runs: Runs, paths: Mapping[str, Path]) -> Table:
     """Columns of accuracy and forgetting, with the level of chance as the last line."""
     table, chance = _table(f"{title}, in percent", runs, paths), runs[0]["chance"]
     known = [path if path[-1] != "forgetting" else None for path in paths.values()]
@@ -245,19 +242,19 @@ def _accuracies(title: str, runs: Sequence[Results], paths: Mapping[str, Path]) 
     return replace(table, rows=(*table.rows, Row("chance", floor, quiet=True)))
 
 
-def averages(results: Sequence[Results]) -> Table:
+def averages(results: Runs) -> Table:
     """One line a method: the averages over the tasks and the forgetting, above chance."""
     return _accuracies("Averages over the tasks", _both_heads(results), AVERAGES)
 
 
-def _per_task(runs: Sequence[Results], regime: str, moment: str) -> Table:
+def _per_task(runs: Runs, regime: str, moment: str) -> Table:
     names = runs[0]["task_names"]
     paths: dict[str, Path] = {name: (regime, moment, task) for task, name in enumerate(names)}
     title = f"{SPOKEN[regime]} accuracy {MOMENTS[moment]}"
     return _accuracies(title, runs, {**paths, "average": (regime, f"avg_{moment}")})
 
 
-def _further(runs: Sequence[Results]) -> list[Table]:
+def _further(runs: Runs) -> list[Table]:
     """Calibration in both regimes, Focus-on-Now as the mean over the rounds, novelty, and costs."""
     calibration: dict[str, dict[str, Path]] = {
         f"Calibration at the end, {said}": {name: (regime, name.lower()) for name in ERRORS}
@@ -275,7 +272,7 @@ def _further(runs: Sequence[Results]) -> list[Table]:
     ]
 
 
-def differences(runs: Sequence[Results], reference: str) -> list[Table]:
+def differences(runs: Runs, reference: str) -> list[Table]:
     """What the choice of a method changes on the same seeds, hence on the same stream of images.
 
     mean_s (a_s - b_s) and its deviation, for the averages a of the reference and b of another
@@ -298,7 +295,7 @@ def _difference(pairs: Sequence[tuple[Results, Results]], path: Path) -> Cell:
     return spread([None if a is None or b is None else a - b for a, b in values], signed=True)
 
 
-def _differences_at(sweep: Varied, results: Sequence[Results], reference: str) -> list[Table]:
+def _differences_at(sweep: Varied, results: Runs, reference: str) -> list[Table]:
     """The paired differences within each value of a setting, as one table."""
     found = [
         (value, table)
@@ -310,7 +307,7 @@ def _differences_at(sweep: Varied, results: Sequence[Results], reference: str) -
     return [replace(table, title=title, rows=tuple(rows)) for _, table in found[:1]]
 
 
-def beside_the_paper(runs: Sequence[Results]) -> list[Table]:
+def beside_the_paper(runs: Runs) -> list[Table]:
     """The lines of "Variational Bayes for Federated Continual Learning", ours under each.
 
     A scenario is known by the name in its configuration and by its number of tasks: whoever
@@ -336,7 +333,7 @@ def published() -> list[tuple[str, str, str, tuple[Cell, ...]]]:
     return found
 
 
-def _beside(lines: Mapping[str, tuple[Cell, ...]], runs: Sequence[Results], moment: str) -> Table:
+def _beside(lines: Mapping[str, tuple[Cell, ...]], runs: Runs, moment: str) -> Table:
     """Each line of the paper, and what was measured here for the same method."""
     names, rows = runs[0]["task_names"], []
     paths: list[Path] = [*((moment, task) for task in range(len(names))), (f"avg_{moment}",)]

@@ -5,14 +5,14 @@ from math import sqrt
 from statistics import mean, stdev
 
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.report.tables import REFERENCE, Cell, Results, Varied, by_method, competes
+from fedbnn.report.tables import REFERENCE, Cell, Results, Runs, Varied, by_method, competes
 
 MEASURE = "What follows is accuracy at the end, when the task is not told."
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Two-sided 95 % quantiles of Student's t, from one degree of freedom on."""
 
 
-def summary(runs: Sequence[Results], reference: str, sweep: Varied | None = None) -> str:
+def summary(runs: Runs, reference: str, sweep: Varied | None = None) -> str:
     """A few sentences about these runs."""
     if sweep:
         return of_sweep(sweep.key, sweep.points(runs))
@@ -23,8 +23,7 @@ def of_run(run: Results) -> str:
     """What was learned, how far above chance, what was lost, who did not count."""
     method, done, rounds = run["method"], run["rounds_done"], run["rounds"]
     if done < rounds or run["task_aware"]["avg_fin"] is None:
-        last = "the final numbers come with the last one"
-        return f"{method} has done {done} of {rounds} rounds; {last}."
+        return f"{method} has done {done} of {rounds} rounds; its numbers come with the last one."
     ends = [(run[one]["avg_fin"], run["chance"][one]["avg_fin"]) for one in REGIMES]
     told, free = (f"{right:.1f} % of the images (chance: {odds:.1f} %)" for right, odds in ends)
     sentences = [
@@ -42,8 +41,8 @@ def _lost(run: Results) -> str:
     told, free = (run[regime]["forgetting"] for regime in REGIMES)
     if told is None or free is None:
         return ""
-    lost = f"{told:.1f} points of the earlier tasks when told the task, {free:.1f} when not"
-    return f"On the way it lost {lost}."
+    lost = f"lost {told:.1f} points of the earlier tasks when told the task"
+    return f"On the way it {lost}, {free:.1f} when not."
 
 
 def incidents(run: Results) -> str:
@@ -61,7 +60,7 @@ def _count(number: int, words: str) -> str:
     return " ".join([f"{number} {first}" if number == 1 else f"{number} {first}s", *rest])
 
 
-def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> str:
+def of_comparison(runs: Runs, reference: str = REFERENCE) -> str:
     """Who ends highest when the task is not told, and how the reference stands against each."""
     grouped = by_method(runs)
     counted = f"{_count(len(grouped), 'method')}, {_count(len(runs), 'run')}"
@@ -72,16 +71,17 @@ def of_comparison(runs: Sequence[Results], reference: str = REFERENCE) -> str:
     apart = [_apart(grouped[one][0], ended[one]) for one in ended if one not in rivals]
     partners = [method for method in ended if method != reference and reference in ended]
     against = [_against(reference, method, grouped) for method in partners]
-    return " ".join(filter(None, [f"{counted}. {MEASURE}", _highest(rivals), *apart, *against]))
+    highest = _highest(rivals) if rivals else ""
+    return " ".join(filter(None, [f"{counted}. {MEASURE}", highest, *apart, *against]))
 
 
-def _finals(runs: Sequence[Results]) -> dict[int, float]:
+def _finals(runs: Runs) -> dict[int, float]:
     """Class-agnostic accuracy at the end, by seed."""
     found = {run["seed"]: run["class_agnostic"]["avg_fin"] for run in runs}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _ends(groups: Mapping[str, Sequence[Results]]) -> dict[str, float]:
+def _ends(groups: Mapping[str, Runs]) -> dict[str, float]:
     """The mean over the seeds of each group of runs that has come to its end."""
     finals = {name: _finals(runs) for name, runs in groups.items()}
     return {name: mean(by_seed.values()) for name, by_seed in finals.items() if by_seed}
@@ -89,8 +89,6 @@ def _ends(groups: Mapping[str, Sequence[Results]]) -> dict[str, float]:
 
 def _highest(rivals: Mapping[str, float]) -> str:
     """The best of those that compete."""
-    if not rivals:
-        return ""
     winner = max(rivals, key=lambda method: rivals[method])
     return f"{winner} ends {'highest, ' if len(rivals) > 1 else ''}at {rivals[winner]:.1f} %."
 
@@ -104,7 +102,7 @@ def _apart(run: Results, value: float) -> str:
     return f"The {kind} bound {run['method']}{f' ({meaning})' if meaning else ''} {ends}."
 
 
-def _against(reference: str, other: str, grouped: Mapping[str, Sequence[Results]]) -> str:
+def _against(reference: str, other: str, grouped: Mapping[str, Runs]) -> str:
     """One paired difference, with a word of doubt unless it is clear."""
     own, theirs = _finals(grouped[reference]), _finals(grouped[other])
     differences = [own[seed] - theirs[seed] for seed in sorted(own.keys() & theirs.keys())]
@@ -131,14 +129,14 @@ def clear(differences: Sequence[float]) -> bool:
     return abs(mean(differences)) > quantile * stdev(differences) / sqrt(pairs)
 
 
-def of_sweep(key: str, points: Mapping[str, Sequence[Results]]) -> str:
+def of_sweep(key: str, points: Mapping[str, Runs]) -> str:
     """What each method makes of the values of one setting, when the task is not told."""
     first = f"{key} takes {_count(len(points), 'value')}: {', '.join(points)}. {MEASURE}"
     methods = dict.fromkeys(run["method"] for runs in points.values() for run in runs)
     return " ".join(filter(None, [first, *(_range(method, points) for method in methods)]))
 
 
-def _range(method: str, points: Mapping[str, Sequence[Results]]) -> str:
+def _range(method: str, points: Mapping[str, Runs]) -> str:
     """Where a method ends lowest and highest, and at which values."""
     ended = _ends({value: by_method(runs).get(method, []) for value, runs in points.items()})
     if not ended:
