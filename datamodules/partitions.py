@@ -1,16 +1,14 @@
 """Who owns which image, who takes part, and what each shows: labels only, never pixels."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datamodules.scenarios import Integers, Schedule, largest_remainder
 from fedbnn.seeds import address
-
-_ASSIGNMENTS_KEPT = 8
 
 
 def draws(seed: int, *path: int | str) -> np.random.Generator:
@@ -48,51 +46,61 @@ def preference(seed: int, label: int, clients: int, alpha: float) -> NDArray[np.
     )
 
 
-def dirichlet(
-    labels: Integers, members: Integers, clients: int, alpha: float, seed: int
-) -> Integers:
-    """The owner of each image: a class is cut over the members in proportions ~ Dirichlet(alpha).
+def dirichlet(labels: Integers, clients: int, alpha: float, seed: int) -> Integers:
+    """The owner of each image: a class is cut over the clients in proportions ~ Dirichlet(alpha).
 
     Of the n images of a class, in random order, image j goes where (j + 1/2) / n falls.
     """
     owners = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         images = draws(seed, "order", int(label)).permutation(np.flatnonzero(labels == label))
-        taste = preference(seed, int(label), clients, alpha)[members]
+        taste = preference(seed, int(label), clients, alpha)
         ladder = np.cumsum(np.exp(taste - taste.max()))
         place = (np.arange(len(images)) + 0.5) / len(images) * ladder[-1]
-        owners[images] = members[np.searchsorted(ladder, place, side="right")]
+        owners[images] = np.searchsorted(ladder, place, side="right")
     return owners
 
 
-def iid(labels: Integers, members: Integers, seed: int) -> Integers:
+def iid(labels: Integers, clients: int, seed: int) -> Integers:
     """The owner of each image, dealt like cards in random order: sizes are at most one apart."""
     random = draws(seed, "deal")
+    dealt = random.permutation(clients)[np.arange(len(labels)) % clients]
     owners = np.empty(len(labels), np.int64)
-    owners[random.permutation(len(labels))] = random.permutation(members)[
-        np.arange(len(labels)) % len(members)
-    ]
+    owners[random.permutation(len(labels))] = dealt
     return owners
 
 
-def shared_out(sizes: Sequence[int], total: int | None) -> tuple[int, ...]:
-    """How many images participants draw that own this many: at most `total` together.
+def systematic(sizes: Sequence[int], total: int, start: float) -> Integers:
+    """Whole n_i with sum `total`, next to and in the mean q_i = total size_i / sum size.
 
-    In proportion to what they own, by largest remainder, each at least one.
+    n_i = floor(Q_i + start) - floor(Q_(i-1) + start), Q the running sums of q, start ~ U[0, 1).
     """
-    if total is None or sum(sizes) <= total:
-        return tuple(sizes)
-    more = largest_remainder([size - 1 for size in sizes], total - len(sizes))
-    return tuple(1 + extra for extra in more)
+    marks = np.floor(np.cumsum([0, *sizes]) * total / max(sum(sizes), 1) + start)
+    return np.diff(marks).astype(np.int64)
+
+
+def shared_out(sizes: Integers, tasks: Integers, weights: Sequence[float], total: int) -> Integers:
+    """How many images participants show, who own so many, if the round has `total` for all.
+
+    By largest remainder: to each task by its weight, and of that to each of its participants by
+    what it owns. Each shows at least one image, and none more than it owns.
+    """
+    shown, present = np.ones(len(sizes), np.int64), np.unique(tasks)
+    parts = largest_remainder([weights[task] for task in present], total - len(sizes))
+    for task, part in zip(present, parts, strict=True):
+        on = np.flatnonzero((tasks == task) & (sizes > 1))
+        shown[on] += largest_remainder(sizes[on] - 1, part) if len(on) else 0
+    return np.minimum(sizes, shown)
 
 
 @dataclass(frozen=True)
 class Partitioner:
-    """Deals the images of each task to the clients that are on it.
+    """Deals every task once over all clients; a client shows its own part of the task it is on.
 
-    `labels[i]` is the class of image i and `images[t]` are the images of task t. With an `alpha`
-    classes are skewed (Dirichlet), without one the deal is IID. Clients change over in one random
-    order, fixed for the run, so those on a task are always a slice of that order.
+    So a share s of the clients shows, in the mean, a share s of the images of a task, and a client
+    keeps its images whoever else arrives or leaves. `labels[i]` is the class of image i and
+    `images[t]` are those of task t. With an `alpha` classes are skewed (Dirichlet), without one the
+    deal is IID. Clients change over in one random order, fixed for the run.
     """
 
     labels: Integers
@@ -103,72 +111,90 @@ class Partitioner:
     alpha: float | None = None
     samples_per_round: int | None = None
     seed: int = 0
-
-    @cached_property
-    def _order(self) -> Integers:
-        return draws(self.seed, "order of changing over").permutation(self.clients)
+    _shows: dict[int, dict[int, int]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def _rank(self) -> Integers:
-        return np.argsort(self._order)
+        order = draws(self.seed, "order of changing over").permutation(self.clients)
+        return np.argsort(order)
+
+    @cached_property
+    def parts(self) -> tuple[Assignment, ...]:
+        """The images of each task, divided among all clients once and for all."""
+        deal = iid if self.alpha is None else partial(dirichlet, alpha=self.alpha)
+        return tuple(
+            Assignment.of(images, deal(self.labels[images], self.clients, seed=self.seed))
+            for images in self.images
+        )
 
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""
         return int(self.schedule.task_of(round, self._rank[[client]], self.clients)[0])
 
-    def assignment(self, task: int, round: int) -> Assignment:
-        """The images of the task, divided among the clients that are on it this round."""
-        passed = (self.clients, *self.schedule.moved(round, self.clients), 0)
-        return self._assigned(task, passed[task + 1], passed[task])
-
-    @cached_property
-    def _assigned(self):
-        return lru_cache(_ASSIGNMENTS_KEPT)(self._assign)
-
-    def _assign(self, task: int, first: int, last: int) -> Assignment:
-        """Divide among the clients at the places first .. last - 1 of the order."""
-        images, members = self.images[task], np.sort(self._order[first:last])
-        labels = self.labels[images]
-        owners = (
-            iid(labels, members, self.seed)
-            if self.alpha is None
-            else dirichlet(labels, members, self.clients, self.alpha, self.seed)
-        )
-        return Assignment.of(images, owners)
-
     def owned(self, round: int, client: int) -> Integers:
-        """All images that a client could show this round."""
-        return self.assignment(self.task_of(round, client), round).images_of(client)
+        """The client's part of the task that it is on."""
+        return self.parts[self.task_of(round, client)].images_of(client)
 
     def participants(self, round: int) -> tuple[int, ...]:
-        """A random sample of the clients that have images this round, in order."""
-        return self._chosen(round)
-
-    @cached_property
-    def _chosen(self):
-        return lru_cache(_ASSIGNMENTS_KEPT)(self._choose)
-
-    def _choose(self, round: int) -> tuple[int, ...]:
-        active = self.schedule.active(round, self.clients)
-        ready = np.unique(np.concatenate([self.assignment(task, round).owners for task in active]))
-        count = min(self.clients_per_round, len(ready))
-        random = draws(self.seed, "participants", round)
-        chosen = random.choice(ready, count, replace=False, shuffle=False)
-        return tuple(np.sort(chosen).tolist())
+        """A random sample of the clients that have images of the task they are on, in order."""
+        return tuple(self._showing(round))
 
     def shown(self, round: int, client: int) -> Integers:
         """The images that a client trains on: what it owns, or its part of the round's draw."""
         owned = self.owned(round, client)
-        count = self._count(round, client, len(owned))
+        count = self._showing(round).get(client, 0) if self.samples_per_round else len(owned)
         if count == len(owned):
             return owned
         random = draws(self.seed, "draw", round, client)
         return np.sort(random.choice(owned, count, replace=False, shuffle=False))
 
-    def _count(self, round: int, client: int, size: int) -> int:
-        """How many images; those who stay at home have no part in a draw over the round."""
-        chosen = self.participants(round)
-        if self.samples_per_round is None or client not in chosen:
-            return size if self.samples_per_round is None else 0
-        sizes = [len(self.owned(round, other)) for other in chosen]
-        return shared_out(sizes, self.samples_per_round)[chosen.index(client)]
+    def image_shares(self, round: int) -> tuple[float, ...]:
+        """The share of each task in the images of a round, in expectation.
+
+        It is proportional to the clients on the task, times what one of them shows: its part of the
+        task, |t| / clients, but no more than its part of the round's draw.
+        """
+        most = (self.samples_per_round or np.inf) / self.clients_per_round
+        each = [min(len(images) / self.clients, most) for images in self.images]
+        weights = np.multiply(self.schedule.clients_on(round, self.clients), each)
+        return tuple((weights / weights.sum()).tolist())
+
+    def _showing(self, round: int) -> Mapping[int, int]:
+        """The participants of a round, and how many images each shows."""
+        if round not in self._shows:
+            chosen = self._choose(round)
+            self._shows[round] = dict(zip(chosen, self._counts(round, chosen), strict=True))
+        return self._shows[round]
+
+    def _choose(self, round: int) -> list[int]:
+        """Each client that has images is as likely as any other, and so the mixture is right.
+
+        The tasks are represented by their numbers of such clients, as evenly as whole numbers can.
+        """
+        on = self.schedule.task_of(round, self._rank, self.clients)
+        owners = {task: np.unique(self.parts[task].owners) for task in np.unique(on).tolist()}
+        ready = [these[on[these] == task] for task, these in owners.items()]
+        sizes = [len(these) for these in ready]
+        count = min(self.clients_per_round, sum(sizes))
+        start = draws(self.seed, "tasks of participants", round).random()
+        random, numbers = draws(self.seed, "participants", round), systematic(sizes, count, start)
+        chosen = [
+            random.choice(these, number, replace=False, shuffle=False)
+            for these, number in zip(ready, numbers, strict=True)
+        ]
+        return np.sort(np.concatenate(chosen)).tolist()
+
+    def _counts(self, round: int, chosen: Sequence[int]) -> list[int]:
+        """How many images these participants show.
+
+        The round's draw is divided among tasks by their clients; or by their participants, where a
+        task has too few clients to be sure of one.
+        """
+        sizes = np.array([len(self.owned(round, client)) for client in chosen], np.int64)
+        if self.samples_per_round is None:
+            return sizes.tolist()
+        tasks = np.array([self.task_of(round, client) for client in chosen], np.int64)
+        clients = self.schedule.clients_on(round, self.clients)
+        sure = self.clients_per_round * min(filter(None, clients)) >= self.clients
+        weights = clients if sure else np.bincount(tasks)
+        return shared_out(sizes, tasks, weights, self.samples_per_round).tolist()

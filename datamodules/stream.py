@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -121,7 +121,7 @@ class FederatedStream(LightningDataModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy for another process is made from the settings; it maps cached images itself."""
-        return _from_arguments, (dict(self.hparams),)
+        return partial(FederatedStream, **self.hparams), ()
 
     @property
     def rounds(self) -> int:
@@ -133,6 +133,10 @@ class FederatedStream(LightningDataModule):
         counts = self.schedule.clients_on(self._known(round)[0], self.num_clients)
         return tuple(count / self.num_clients for count in counts)
 
+    def image_shares(self, round: int) -> tuple[float, ...]:
+        """The share of each task in the images that are trained on, in expectation."""
+        return self._partitioner.image_shares(self._known(round)[0])
+
     def task_ends(self) -> tuple[int, ...]:
         """The last round in which each task has clients."""
         return self.schedule.task_ends
@@ -141,12 +145,16 @@ class FederatedStream(LightningDataModule):
         """The tasks of each run of rounds with the same tasks, at its first and last round."""
         rows = []
         for first, last, tasks in self.schedule.phases(self.num_clients):
-            shares = np.array([self.shares(first), self.shares(last)])
+            clients, images = (
+                np.array([shares(first), shares(last)])
+                for shares in (self.shares, self.image_shares)
+            )
             for task in tasks:
-                title, classes = self.tasks[task].name, self.tasks[task].classes
-                clients = np.rint(shares[:, task] * self.num_clients).astype(int).tolist()
-                row = {"first": first, "last": last, "task": title, "clients": clients}
-                rows.append({**row, "shares": shares[:, task].tolist(), "classes": classes})
+                row = {"first": first, "last": last, "task": self.tasks[task].name}
+                row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
+                row["client_shares"] = clients[:, task].round(3).tolist()
+                row["image_shares"] = images[:, task].round(3).tolist()
+                rows.append({**row, "classes": self.tasks[task].classes})
         return rows
 
     @cached_property
@@ -230,12 +238,12 @@ class FederatedStream(LightningDataModule):
         return data.image_set(data.test, data.images(data.test, task), task)
 
     def test_now(self, round: int, images: int | None = None) -> ImageSet:
-        """Test images of the tasks in their shares of this round, at most `images`.
+        """Test images of the tasks in the mixture of this round's training, at most `images`.
 
         A task always gives the same ones first.
         """
         data = self._collection
-        shares = {task: share for task, share in enumerate(self.shares(round)) if share}
+        shares = {task: share for task, share in enumerate(self.image_shares(round)) if share}
         mixed = {
             task: draws(self.seed, "test now", task).permutation(data.images(data.test, task))
             for task in shares
@@ -266,7 +274,3 @@ class FederatedStream(LightningDataModule):
         if not 0 <= client < self.num_clients:
             raise IndexError(f"client {client} is not one of 0..{self.num_clients - 1}")
         return round, client
-
-
-def _from_arguments(arguments: dict[str, Any]) -> FederatedStream:
-    return FederatedStream(**arguments)

@@ -1,14 +1,15 @@
 """Who has which images when: complete, disjoint, bounded, and the same in any order of asking."""
 
 import time
+from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partitions import Partitioner, shared_out
-from datamodules.scenarios import gradual, separate, staggered
+from datamodules.partitions import Partitioner
+from datamodules.scenarios import Schedule, gradual, separate, staggered
 
 MANY = settings(max_examples=40, deadline=None)
 LABELS = np.tile(np.arange(6), 20)
@@ -30,16 +31,111 @@ def partitioner(
 
 @MANY
 @given(SCHEDULES, ALPHAS, CLIENTS, SEEDS)
-def test_active_tasks_are_dealt_completely_and_once(schedule, alpha, clients, seed) -> None:
+def test_a_client_shows_its_own_part_of_the_task_it_is_on(schedule, alpha, clients, seed) -> None:
+    """Parts are disjoint and together the task; those on it show theirs."""
     deals = partitioner(schedule, alpha, clients=clients, seed=seed)
+    for task, part in enumerate(deals.parts):
+        assert sorted(part.images.tolist()) == sorted(IMAGES[task].tolist())
     for round in range(1, schedule.rounds + 1):
+        for client in range(clients):
+            own = deals.parts[deals.task_of(round, client)].images_of(client)
+            assert np.array_equal(deals.shown(round, client), own)
+
+
+@MANY
+@given(ALPHAS, CLIENTS, SEEDS)
+def test_separate_tasks_are_dealt_completely_and_once(alpha, clients, seed) -> None:
+    deals = partitioner(separate([2, 4, 6]), alpha, clients=clients, seed=seed)
+    for round in range(1, 7):
         hands = [deals.shown(round, client).tolist() for client in range(clients)]
-        active = [task for task, count in enumerate(schedule.clients_on(round, clients)) if count]
-        assert sorted(image for hand in hands for image in hand) == sorted(
-            image for task in active for image in IMAGES[task]
-        )
-        for client, hand in enumerate(hands):
-            assert set(LABELS[hand] // 2) <= {deals.task_of(round, client)}
+        assert sorted(chain.from_iterable(hands)) == sorted(IMAGES[(round - 1) // 2].tolist())
+
+
+@st.composite
+def drifting(draw: st.DrawFn) -> Schedule:
+    """A gradual or staggered schedule of two to four tasks."""
+    lengths = draw(st.lists(st.integers(3, 8), min_size=2, max_size=4))
+    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+    overlap = draw(st.integers(1, min(lengths) - 1))
+    if draw(st.booleans()):
+        return staggered(ends, overlap)
+    starts = [0, *(end - overlap for end in ends[:-1])]
+    return gradual(list(zip(starts, ends, strict=True)))
+
+
+def crowd(schedule: Schedule, alpha, samples=None, clients=100, seed=0, at_once=10) -> Partitioner:
+    """Tasks of different sizes: 10 classes of 100, 200, 300, ... images."""
+    tasks = len(schedule.windows)
+    labels = np.concatenate(
+        [np.repeat(np.arange(10) + 10 * t, 100 * (t + 1)) for t in range(tasks)]
+    )
+    images = [np.flatnonzero(labels // 10 == task) for task in range(tasks)]
+    return Partitioner(labels, images, schedule, clients, at_once, alpha, samples, seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(drifting(), st.sampled_from([None, 0.5, 1.0, 10.0]), st.integers(2, 120), SEEDS)
+def test_the_images_of_a_task_follow_its_share_of_the_clients(
+    schedule, alpha, clients, seed
+) -> None:
+    """share x |task| images belong to the clients on it, up to the spread of what clients own.
+
+    A class is cut ~ Dirichlet(alpha): a share s of the clients has s of it in the mean, with
+    variance s (1 - s) / (clients alpha + 1), and the ten classes are independent.
+    """
+    deals = crowd(schedule, alpha, clients=clients, seed=seed)
+    for round in range(1, schedule.rounds + 1):
+        held = np.zeros(len(schedule.windows))
+        for client in range(clients):
+            held[deals.task_of(round, client)] += len(deals.shown(round, client))
+        share = np.array(schedule.clients_on(round, clients)) / clients
+        sizes = np.array([len(images) for images in deals.images])
+        spread = np.sqrt(share * (1 - share) / (clients * (alpha or 1e9) + 1) / 10)
+        assert np.all(np.abs(held / sizes - share) <= 5 * spread + 5 * np.sqrt(clients) / sizes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(drifting(), st.sampled_from([None, 1.0]), st.sampled_from([None, 200]), st.data())
+def test_a_round_shows_the_mixture_in_the_mean(schedule, alpha, samples, data) -> None:
+    """Over many seeds the images of participants are in their `image_shares`."""
+    round = data.draw(st.integers(1, schedule.rounds))
+    tasks = len(schedule.windows)
+    shown = np.zeros((60, tasks))
+    for seed in range(60):
+        deals = crowd(schedule, alpha, samples, clients=40, seed=seed, at_once=8)
+        for client in deals.participants(round):
+            shown[seed, deals.task_of(round, client)] += len(deals.shown(round, client))
+    mixture = shown.sum(0) / shown.sum()
+    error = 5 * (shown / shown.sum(1, keepdims=True)).std(0) / np.sqrt(60) + 0.01
+    assert np.all(np.abs(mixture - deals.image_shares(round)) <= error)
+    assert samples is None or np.all(shown.sum(1) <= samples)
+
+
+@settings(max_examples=25, deadline=None)
+@given(drifting(), SEEDS)
+def test_a_draw_over_the_round_has_the_shares_of_the_schedule(schedule, seed) -> None:
+    """To an image a task; one too small to be sure of a participant has one by chance."""
+    deals = crowd(schedule, None, samples=50, seed=seed)
+    for round in range(1, schedule.rounds + 1):
+        shown = np.zeros(len(schedule.windows))
+        for client in deals.participants(round):
+            shown[deals.task_of(round, client)] += len(deals.shown(round, client))
+        share = np.array(schedule.clients_on(round, 100)) / 100
+        assert shown.sum() == 50
+        assert deals.image_shares(round) == pytest.approx(tuple(share))
+        sure = 10 * share[share > 0].min() >= 1
+        assert np.all(np.abs(shown / 50 - share) <= (0.04 if sure else 0.1))
+
+
+@MANY
+@given(drifting(), ALPHAS, st.integers(2, 30), SEEDS)
+def test_a_client_keeps_its_images_while_others_come_and_go(schedule, alpha, clients, seed) -> None:
+    deals = crowd(schedule, alpha, clients=clients, seed=seed)
+    for client in range(clients):
+        seen: dict[int, list[int]] = {}
+        for round in range(1, schedule.rounds + 1):
+            own = deals.owned(round, client).tolist()
+            assert seen.setdefault(deals.task_of(round, client), own) == own
 
 
 @MANY
@@ -58,7 +154,7 @@ def test_another_seed_is_another_stream() -> None:
         for seed in (1, 2, 3)
     )
     assert not np.array_equal(
-        partitioner(seed=0).assignment(0, 1).owners, partitioner(seed=1).assignment(0, 1).owners
+        partitioner(seed=0).parts[0].owners, partitioner(seed=1).parts[0].owners
     )
 
 
@@ -105,11 +201,6 @@ def test_a_draw_changes_with_the_round() -> None:
     deals = partitioner(separate([20, 21, 22]), samples=10, at_once=10)
     client = max(range(10), key=lambda number: len(deals.owned(1, number)))
     assert len({tuple(deals.shown(round, client)) for round in range(1, 21)}) > 3
-
-
-def test_shares_of_a_draw_follow_what_participants_own() -> None:
-    assert shared_out([100, 300, 600], 103) == (11, 31, 61)
-    assert shared_out([1, 2, 3], 9) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

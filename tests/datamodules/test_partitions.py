@@ -5,33 +5,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partitions import Assignment, dirichlet, iid, preference
+from datamodules.partitions import Assignment, dirichlet, iid, preference, shared_out, systematic
 
 MANY = settings(max_examples=60, deadline=None)
-KINDS = st.sampled_from(["dirichlet", "iid"])
 
 
 @MANY
 @given(
-    KINDS,
+    st.none() | st.floats(1e-3, 1e3),
     st.lists(st.integers(0, 5), max_size=120),
     st.integers(1, 30),
-    st.floats(1e-3, 1e3),
     st.integers(0, 99),
-    st.data(),
 )
-def test_every_image_has_one_owner_among_the_members(
-    kind: str, labels: list[int], clients: int, alpha: float, seed: int, data: st.DataObject
+def test_every_image_has_one_owner_among_the_clients(
+    alpha: float | None, labels: list[int], clients: int, seed: int
 ) -> None:
-    members = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
-    images = np.arange(1000, 1000 + len(labels))
-    classes = np.array(labels, np.int64)
+    images, classes = np.arange(1000, 1000 + len(labels)), np.array(labels, np.int64)
     owners = (
-        iid(classes, members, seed)
-        if kind == "iid"
-        else dirichlet(classes, members, clients, alpha, seed)
+        iid(classes, clients, seed) if alpha is None else dirichlet(classes, clients, alpha, seed)
     )
-    assert set(owners.tolist()) <= set(members.tolist())
+    assert set(owners.tolist()) <= set(range(clients))
     assignment = Assignment.of(images, owners)
     parts = [assignment.images_of(client) for client in range(clients)]
     assert sorted(np.concatenate(parts).tolist()) == images.tolist()
@@ -39,13 +32,13 @@ def test_every_image_has_one_owner_among_the_members(
 
 
 def test_iid_parts_differ_by_at_most_one_image() -> None:
-    sizes = np.bincount(iid(np.repeat([0, 1], 51), np.arange(10), seed=3), minlength=10)
+    sizes = np.bincount(iid(np.repeat([0, 1], 51), 10, seed=3), minlength=10)
     assert sizes.max() - sizes.min() <= 1
 
 
 @pytest.mark.parametrize("members", [slice(None), slice(0, 4)])
 def test_preferences_are_dirichlet_in_any_subset(members: slice) -> None:
-    """Mean 1/K and variance (1/K)(1 - 1/K)/(K alpha + 1) of each of K proportions, also when others are left out."""
+    """Mean 1/K and variance (1/K)(1 - 1/K)/(K alpha + 1) of each of K proportions."""
     alpha = 0.7
     logs = np.array([preference(0, label, 12, alpha)[members] for label in range(4000)])
     share = np.exp(logs - logs.max(1, keepdims=True))
@@ -57,17 +50,51 @@ def test_preferences_are_dirichlet_in_any_subset(members: slice) -> None:
 
 def test_a_tiny_alpha_gives_each_class_to_one_client() -> None:
     labels = np.repeat(np.arange(20), 30)
-    owners = dirichlet(labels, np.arange(50), 50, alpha=1e-4, seed=0)
+    owners = dirichlet(labels, 50, alpha=1e-4, seed=0)
     assert all(len(np.unique(owners[labels == label])) == 1 for label in range(20))
 
 
 def test_a_huge_alpha_deals_evenly() -> None:
-    owners = dirichlet(np.zeros(1000, np.int64), np.arange(10), 10, alpha=1e6, seed=0)
+    owners = dirichlet(np.zeros(1000, np.int64), 10, alpha=1e6, seed=0)
     assert set(np.bincount(owners)) <= {99, 100, 101}
 
 
-def test_a_client_keeps_its_taste_when_others_leave() -> None:
-    labels = np.zeros(6000, np.int64)
-    everyone = np.bincount(dirichlet(labels, np.arange(6), 6, 1.0, seed=2), minlength=6)
-    fewer = np.bincount(dirichlet(labels, np.array([1, 4]), 6, 1.0, seed=2), minlength=6)
-    assert fewer[1] / fewer[4] == pytest.approx(everyone[1] / everyone[4], rel=0.02)
+@MANY
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 30))
+def test_systematic_numbers_are_whole_complete_and_right_in_the_mean(
+    sizes: list[int], total: int
+) -> None:
+    total = min(total, sum(sizes))
+    starts = (np.arange(1000) + 0.5) / 1000
+    found = np.array([systematic(sizes, total, start) for start in starts])
+    quota = np.array(sizes) * total / max(sum(sizes), 1)
+    assert np.all(found.sum(1) == total)
+    assert np.all(np.abs(found - quota) < 1)
+    assert np.all(found <= sizes)
+    assert np.allclose(found.mean(0), quota, atol=2e-3)
+
+
+def out(sizes: list[int], tasks: list[int], weights: list[float], total: int) -> list[int]:
+    return shared_out(np.array(sizes), np.array(tasks), weights, total).tolist()
+
+
+def test_a_draw_is_shared_by_what_participants_own() -> None:
+    assert out([100, 300, 600], [0, 0, 0], [1.0], 103) == [10 + 1, 31, 61]
+    assert out([1, 2, 3], [0, 0, 0], [1.0], 9) == [1, 2, 3]
+    assert out([1, 1, 1], [0, 0, 0], [1.0], 3) == [1, 1, 1]
+
+
+def test_a_draw_is_shared_by_tasks_first() -> None:
+    assert out([101, 101, 1001], [0, 0, 1], [0.75, 0.25], 203) == [76, 76, 51]
+    assert out([11, 1001], [0, 1], [0.5, 0.5], 202) == [11, 101]
+
+
+@MANY
+@given(st.data(), st.integers(1, 8))
+def test_everyone_shows_something_nobody_more_than_it_owns(data: st.DataObject, many: int) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 50), min_size=many, max_size=many))
+    tasks = data.draw(st.lists(st.integers(0, 2), min_size=many, max_size=many))
+    total = data.draw(st.integers(many, 200))
+    shown = out(sizes, tasks, [0.2, 0.3, 0.5], total)
+    assert all(1 <= count <= size for count, size in zip(shown, sizes, strict=True))
+    assert sum(shown) <= total

@@ -116,16 +116,21 @@ def test_a_class_order_is_a_shuffle_named_by_its_seed(shapes: Make) -> None:
     assert sorted(first) == sorted(plain)
 
 
-def test_now_is_the_current_mixture_of_tasks(shapes: Make) -> None:
-    stream = shapes(durations=[(0, 6), (3, 8), (7, 10)], schedule="gradual")
-    assert stream.shares(4) == pytest.approx((0.8, 0.2, 0)) or stream.shares(4) == pytest.approx(
-        (0.7, 0.3, 0)
+@pytest.mark.parametrize("samples", [None, 8])
+def test_now_is_the_mixture_of_tasks_that_is_trained(shapes: Make, samples: int | None) -> None:
+    """Tasks have 60, 40 and 40 train images: all shown, or at most two by each of four clients."""
+    stream = shapes(
+        durations=[(0, 6), (3, 8), (7, 10)], schedule="gradual", samples_per_round=samples
     )
+    clients = np.array(stream.shares(4))
+    assert clients == pytest.approx([0.7, 0.3, 0]) or clients == pytest.approx([0.8, 0.2, 0])
+    images = clients * ([60, 40, 40] if samples is None else [1, 1, 1])
+    assert stream.image_shares(4) == pytest.approx(images / images.sum())
     counts = [
         sum(stream.test_now(4, 10).counts().get(name, 0) for name in task.classes)
         for task in stream.tasks
     ]
-    assert counts == [round(10 * share) for share in stream.shares(4)]
+    assert counts == [round(10 * share) for share in stream.image_shares(4)]
     assert set(prints(stream.test_now(4, 10))) <= set(prints(stream.test_now(4, 20)))
     assert len(stream.test_now(1, None)) == len(stream.test(0))
     assert len(stream.test_now(1, 10**6)) == len(stream.test(0))
@@ -269,5 +274,6 @@ def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
         (7, 8, "classes 3-4", [9, 9]),
         (9, 9, "classes 5-6", [9, 9]),
     ]
-    assert rows[1]["shares"] == pytest.approx([6 / 9, 3 / 9])
+    assert rows[1]["client_shares"] == pytest.approx([6 / 9, 3 / 9], abs=1e-3)
+    assert rows[1]["image_shares"] == pytest.approx([6 * 60 / 480, 3 * 60 / 420], abs=1e-3)
     assert rows[0]["classes"] == ("shapes/class00", "shapes/class01", "shapes/class02")

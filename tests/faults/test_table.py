@@ -141,7 +141,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_value_replaced_by_junk",
             "test_bytes_replaced_by_junk",
         ),
-        "datamodules/test_partitions.py": ("test_every_image_has_one_owner_among_the_members",),
+        "datamodules/test_partitions.py": ("test_every_image_has_one_owner_among_the_clients",),
         "datamodules/test_scenarios.py": (
             "test_every_client_is_on_one_active_task_and_never_moves_back",
         ),
