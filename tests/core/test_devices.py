@@ -1,122 +1,73 @@
-"""The `trainer:` section reaches the Trainer: two devices on the CPU train points and posteriors alike."""
+"""Two devices on the CPU train points and posteriors as one does, and come back whole."""
 
 import gc
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.images import ImageSet, Preprocess
-from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.methods.objectives import LocalObjective
-from fedbnn.networks import MLP, Classifier
+from fedbnn.networks import MLP
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
-from lightning_modules.point_client import PointClient
-from lightning_modules.svi_client import Start, SVIClient
+from tests.core.small_clients import LOCAL, pictures, point_client, svi_client, weights
 
 TWO = {"devices": 2, "strategy": "ddp_fork", "accelerator": "cpu"}
-LOCAL = LocalTraining(epochs=2, batch_size=4)
+ONE = {"devices": 1, "accelerator": "cpu"}
 
 
-class Tiny(nn.Module):
-    """A convolution with batch norm and a linear layer."""
-
-    width = 6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3, bias=False),
-            nn.BatchNorm2d(4),
-            nn.Flatten(),
-            nn.Linear(16, 6),
-            nn.ReLU(),
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layers(images)
-        return features
-
-
-def pictures() -> ImageSet:
-    pixels = torch.randint(0, 256, (16, 1, 4, 4), dtype=torch.uint8)
-    return ImageSet(
-        pixels, torch.arange(16) % 2, ("a", "b"), Preprocess((0.5,), (0.3,))
-    )
-
-
-@pytest.mark.parametrize(
-    "options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"]
-)
+@pytest.mark.parametrize("options", [TWO, ONE], ids=["two devices", "one device"])
 def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
-    network = Classifier(Tiny(), 2)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    client = PointClient(network, LocalObjective(), FedAvg(), LOCAL)
+    client = point_client()
+    before = {name: value.clone() for name, value in client.network.state_dict().items()}
     ClientTrainer(options).fit(client, pictures(), 2)
-    after = network.state_dict()
+    after = client.network.state_dict()
     assert all(bool(value.isfinite().all()) for value in after.values())
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("function_prior", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "options", [TWO, {"devices": 1, "accelerator": "cpu"}], ids=["two devices", "one device"]
-)
+@pytest.mark.parametrize("options", [TWO, ONE], ids=["two devices", "one device"])
 def test_posteriors_train_on_these_devices(options: dict[str, Any], function_prior: float) -> None:
-    backbone = Tiny()
-    layout = layout_of(backbone)
-    weights, statistics = layout.read(backbone)
-    model = BayesianModel(backbone, layout, function_prior=function_prior)
-    guide = guide_for(model, (1, 4, 4))
-    loc = torch.cat([weights, torch.zeros(14)])
-    scale = torch.full_like(loc, 0.05)
-    client = SVIClient(
-        model, guide, Start(loc, scale, loc), torch.full_like(loc, 1e-3), FedBNN(), LOCAL
-    )
+    client = svi_client(function_prior)
+    model, guide = client.elbo.model, client.elbo.guide
+    layout, backbone = model.layout, model.network.backbone
+    prior, statistics = model.prior(), layout.read(backbone)[1]
+    loc, log_scale = prior.loc.clone(), prior.log_scale.clone()
     ClientTrainer(options).fit(client, pictures(), 2)
-    assert torch.equal(model.loc, loc), "the prior does not move on any device"
+    assert torch.equal(model.prior().loc, loc), "the prior does not move on any device"
+    assert torch.equal(model.prior().log_scale, log_scale)
     assert bool(guide.loc.isfinite().all())
     assert not torch.equal(guide.loc, loc)
-    assert not torch.equal(guide.log_scale, scale.log())
+    assert not torch.equal(guide.log_scale, log_scale)
     assert not torch.equal(layout.read(backbone)[1], statistics)
 
 
-def test_precision_reaches_the_trainer() -> None:
-    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    trainer = ClientTrainer({"precision": "bf16-mixed", "accelerator": "cpu"}).fit(
-        client, pictures(), 1
-    )
-    assert trainer.precision == "bf16-mixed"
-
-
-def test_two_devices_need_no_strategy_and_bring_their_counters_back() -> None:
-    client = PointClient(
-        Classifier(MLP((1, 4, 4), hidden=(6,)), 2),
-        LocalObjective(),
-        FedAvg(),
-        LocalTraining(lr=0.1, batch_size=4),
-    )
+def test_two_devices_need_no_strategy_and_bring_steps_and_seconds_back() -> None:
+    client = point_client(LocalTraining(lr=0.1), MLP((1, 4, 4), hidden=(6,)))
     ClientTrainer({"devices": 2}).fit(client, pictures(), 2)
-    assert client.steps == -(-2 * len(pictures()) // (2 * 4))
-    assert client.inner > 0
+    assert client.steps == 2 * 16 // (2 * 4)
+    assert client.seconds > 0
 
 
 def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
-    client = PointClient(
-        Classifier(MLP((1, 4, 4), hidden=(6,)), 2),
-        LocalObjective(),
-        FedAvg(),
-        LocalTraining(lr=1e30),
-    )
-    with pytest.raises(ClientFailed, match="diverged"):
+    client = point_client(LocalTraining(lr=1e30), MLP((1, 4, 4), hidden=(6,)))
+    with pytest.raises(ClientFailed, match="diverged") as failure:
         ClientTrainer({"devices": 2}).fit(client, pictures(), 20)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_lone_image_on_each_device_does_not_stop_batch_norm_for_the_batches_after_it() -> None:
+    """18 images are 4, 4 and 1 on either device, in each of two epochs."""
+    client = point_client()
+    ClientTrainer(TWO).fit(client, pictures(18), 2)
+    assert client.steps == 2 * 3
+    assert client.network.backbone.layers[1].num_batches_tracked.item() == 2 * 2
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
@@ -125,12 +76,12 @@ def test_strategies_that_start_the_script_again_are_refused(strategy: str) -> No
         ClientTrainer({"devices": 2, "strategy": strategy})
 
 
-def trained(fitter: ClientTrainer, seed: int) -> Tensor:
-    """The weights of a client that this fitter trained."""
+def trained(trainer: ClientTrainer, seed: int) -> Tensor:
+    """The weights of a client that this trainer fitted."""
     torch.manual_seed(seed)
-    network = Classifier(Tiny(), 2)
-    fitter.fit(PointClient(network, LocalObjective(), FedAvg(), LOCAL), pictures(), 2)
-    return torch.cat([value.detach().flatten().float() for value in network.state_dict().values()])
+    client = point_client()
+    trainer.fit(client, pictures(), 2)
+    return weights(client)
 
 
 @pytest.mark.parametrize(
@@ -145,76 +96,36 @@ def test_a_trainer_that_fitted_others_before_trains_as_a_fresh_one_does(
     assert not torch.equal(trained(one, 1), trained(one, 2))
 
 
-def test_nothing_of_a_client_outlives_the_next() -> None:
-    """Its moments and gradients go when the next client comes, not when the collector of cycles does."""
-    fitter, gone = ClientTrainer({}), []
+class Moments(pl.Callback):
+    """Weak references to the optimisers of all fits."""
+
+    def __init__(self) -> None:
+        self.seen: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        (optimizer,) = trainer.optimizers
+        assert len(optimizer.state) > 0
+        if trainer.global_step == 1:
+            self.seen.append(weakref.ref(optimizer))
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e30], ids=["fits", "diverges"])
+def test_what_an_optimiser_remembers_goes_with_its_fit(lr: float) -> None:
+    """Moments are twice the network: they must not wait until cycles are collected."""
+    moments = Moments()
+    trainer = ClientTrainer({"callbacks": [moments]})
     gc.disable()
     try:
-        for _ in range(3):
-            client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-            fitter.fit(client, pictures(), 1)
-            gone.append((weakref.ref(client), weakref.ref(client.optimizers().optimizer)))
-        assert [(one() is None, moments() is None) for one, moments in gone] == [
-            (True, True),
-            (True, True),
-            (False, False),
-        ]
+        for make in (point_client, svi_client):
+            with suppress(ClientFailed):
+                trainer.fit(make(local=replace(LOCAL, lr=lr)), pictures(), 1)
+        assert [one() is None for one in moments.seen] == [True, True]
     finally:
         gc.enable()
 
 
 def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
-    fitter = ClientTrainer({})
-    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), replace(LOCAL, lr=1e30))
+    trainer = ClientTrainer({})
     with pytest.raises(ClientFailed, match="diverged"):
-        fitter.fit(client, pictures(), 20)
-    assert torch.equal(trained(fitter, 1), trained(ClientTrainer({}), 1))
-
-
-def test_the_steps_of_a_client_may_be_limited() -> None:
-    client = PointClient(Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LOCAL)
-    ClientTrainer({"max_steps": 3}).fit(client, pictures(), 2)
-    assert client.steps == 3
-
-
-def test_gradients_are_clipped_as_the_trainer_section_says() -> None:
-    """With plain SGD at rate 1 a step is the gradient itself, and its length is capped."""
-    lengths = []
-    for value in (None, 1e-3):
-        torch.manual_seed(0)
-        network = Classifier(Tiny(), 2)
-        before = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-        local = LocalTraining(optimizer="sgd", lr=1.0, batch_size=16)
-        ClientTrainer({"gradient_clip_val": value}).fit(
-            PointClient(network, LocalObjective(), FedAvg(), local), pictures(), 1
-        )
-        lengths.append(
-            (
-                torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-                - before
-            ).norm()
-        )
-    assert lengths[0] > 0.01
-    assert lengths[1] == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_accumulated_gradients_are_refused_with_the_setting_that_does_it() -> None:
-    with pytest.raises(ConfigError, match=r"raise client\.batch_size"):
-        ClientTrainer({"accumulate_grad_batches": 4})
-
-
-@pytest.mark.parametrize(
-    ("images", "size", "steps"),
-    [(9, 4, 2), (8, 4, 2), (1, 4, 1), (3, 1, 3), (33, 4, 8), (65, 4, 16)],
-)
-def test_a_last_batch_of_one_image_is_left_out_and_no_other(
-    images: int, size: int, steps: int
-) -> None:
-    client = PointClient(
-        Classifier(Tiny(), 2), LocalObjective(), FedAvg(), LocalTraining(batch_size=size)
-    )
-    pixels = torch.randint(0, 256, (images, 1, 4, 4), dtype=torch.uint8)
-    ClientTrainer({}).fit(
-        client, ImageSet(pixels, torch.arange(images) % 2, ("a", "b")), 1
-    )
-    assert client.steps == steps
+        trainer.fit(point_client(replace(LOCAL, lr=1e30)), pictures(), 20)
+    assert torch.equal(trained(trainer, 1), trained(ClientTrainer({}), 1))
