@@ -9,7 +9,7 @@ posteriors.mean, posteriors.count, ...                  the class posteriors, wh
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class Card:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
         """The card that `to_json` wrote."""
+        unknown = facts.keys() - {field.name for field in fields(cls)}
+        if unknown:
+            raise ValueError(f"{CARD} has an unknown key {min(unknown)!r}")
         options = dict(facts["head"])
         head = HEADS[options.pop("name")](**options)
         look = {key: tuple(facts["preprocess"][key]) for key in ("mean", "deviation")}

@@ -4,7 +4,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from datamodules.client_data import ClientData
+from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.images import ImageSet, Preprocess
@@ -44,7 +44,7 @@ def pictures(count: int = 16, batch_size: int = 4) -> ClientData:
     pixels = torch.randint(0, 256, (count, 1, 4, 4), dtype=torch.uint8, generator=source)
     look = Preprocess((0.5,), (0.3,))
     return ClientData(
-        ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), look, training=True), batch_size
+        ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), look), batch_size
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datamodules.client_data import ClientData
+from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.defense.updates import read_update
@@ -120,16 +120,16 @@ def fit_of(backbone: nn.Module, state: State, images: ImageSet, local: LocalTrai
 
 
 def rows_of(fit: Fit) -> Tensor:
-    return fit.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
+    return fit.assignment.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
 
 
 @pytest.mark.parametrize("trained", [("a",), ()])
 def test_warm_up_moves_fresh_rows_and_nothing_else(trained: tuple[str, ...]) -> None:
     backbone = Tiny()
     fit = fit_of(backbone, begun(backbone, FedAvg(), trained), pictures([0, 1] * 8), LOCAL)
-    before = fit.layout.read(backbone)
+    before = fit.assignment.layout.read(backbone)
     assert fit.warm_up() > 0
-    after = fit.layout.read(backbone)
+    after = fit.assignment.layout.read(backbone)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
     assert torch.equal(rows_of(fit)[0], fit.assembly.rows[0]) == ("a" in trained)
     assert not torch.equal(rows_of(fit)[1], fit.assembly.rows[1])

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from datamodules.client_data import ClientData
+from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.images import ImageSet, Preprocess

@@ -11,7 +11,6 @@ from fedbnn import wire
 from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.heads import prototypes
 from fedbnn.heads.prototypes import Assembly
-from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction
 from fedbnn.seeds import address, forked, generator
 from fedbnn.state import State
@@ -136,52 +135,3 @@ def test_quantiles_of_scales_are_those_of_numpy_and_none_for_points() -> None:
     assert found is not None
     assert found["scale"]["backbone"] == pytest.approx([0.14, 0.5, 0.86], abs=1e-5)
     assert found["scale"]["prototypes"] == pytest.approx([0.3] * 3)
-
-
-def pictures(count: int) -> ImageSet:
-    pixels = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 3, 3).clone()
-    return ImageSet(
-        pixels, torch.arange(count) % 2, ("a", "b"), Preprocess((0.5,), (0.25,)), training=True
-    )
-
-
-def test_pixels_are_normalised_channel_by_channel() -> None:
-    look = Preprocess((0.5, 0.2), (0.25, 0.1))
-    pixels = torch.randint(0, 256, (4, 2, 3, 3), dtype=torch.uint8)
-    expected = (pixels.float() / 255 - torch.tensor([0.5, 0.2]).view(1, 2, 1, 1)) / torch.tensor(
-        [0.25, 0.1]
-    ).view(1, 2, 1, 1)
-    torch.testing.assert_close(look.normalise(pixels), expected, rtol=1e-5, atol=1e-5)
-
-
-def augmented(preprocess: Preprocess, pixels: torch.Tensor) -> torch.Tensor:
-    return preprocess.draw(preprocess.views(pixels), torch.arange(len(pixels)))
-
-
-def test_augmentation_flips_half_and_shifts_by_no_more_than_asked() -> None:
-    pixels = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
-    pixels[:, :, 4, 2] = 255
-    flipped = augmented(Preprocess(flip=True), pixels)
-    assert 120 < int((flipped[:, 0, 4, 6] == 255).sum()) < 280
-    places = augmented(Preprocess(shift=2), pixels)[:, 0].flatten(1).argmax(1)
-    assert set((places // 9).tolist()) == {2, 3, 4, 5, 6}
-    assert set((places % 9).tolist()) == {0, 1, 2, 3, 4}
-    assert torch.equal(augmented(Preprocess(), pixels), pixels)
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "batches"),
-    [(9, 4, [4, 4]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 1, 1])],
-)
-def test_a_lone_last_image_is_left_out_but_never_a_lone_client(
-    count: int, size: int, batches: list[int]
-) -> None:
-    assert [len(labels) for _, labels in pictures(count).loader(size, shuffle=False)] == batches
-
-
-def test_labels_can_be_renumbered_for_a_client() -> None:
-    images = pictures(5)
-    turned = images.among(("z", "b", "a"))
-    assert turned.labels.tolist() == [2, 1, 2, 1, 2]
-    assert turned.counts() == {"a": 3, "b": 2} or turned.counts() == {"b": 2, "a": 3}
-    assert images.subset(torch.tensor([1, 3])).counts() == {"b": 2}

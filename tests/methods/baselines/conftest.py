@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.client_data import ClientData
+from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
