@@ -135,9 +135,9 @@ def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
     """
     if not state.bayesian:
         return None
-    marks, sites = torch.tensor([0.05, 0.5, 0.95]), {"backbone": "backbone", "prototypes": "rows"}
-    named = {site: f"{name}.scale" for site, name in sites.items()}
-    scales = {site: state[name].flatten() for site, name in named.items() if name in state}
+    marks, sites = torch.tensor([0.05, 0.5, 0.95]), ("backbone", "prototypes")
+    known = [site for site in sites if f"{site}.scale" in state]
+    scales = {site: state[f"{site}.scale"].flatten() for site in known}
     some = {site: one[:: -(-len(one) // MOST_SCALES)] for site, one in scales.items() if len(one)}
     return {"scale": {site: torch.quantile(part, marks).tolist() for site, part in some.items()}}
 
