@@ -50,12 +50,12 @@ class Card:
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
-        """The card that `to_json` wrote."""
+        """The card that `to_json` wrote; what it does not know is a TypeError."""
         options = dict(facts["head"])
         head = HEADS[options.pop("name")](**options)
-        look = {key: tuple(facts["preprocess"][key]) for key in ("mean", "deviation")}
-        shape, classes = tuple(facts["image_shape"]), tuple(facts["classes"])
-        return cls(facts["network"], shape, classes, Preprocess(**look), head)  # type: ignore[arg-type]
+        look: Any = {key: tuple(facts["preprocess"][key]) for key in ("mean", "deviation")}
+        lists = {name: tuple(facts[name]) for name in ("image_shape", "classes")}
+        return cls(**{**facts, **lists, "preprocess": Preprocess(**look), "head": head})
 
 
 @dataclass(frozen=True)

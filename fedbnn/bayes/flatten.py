@@ -38,7 +38,7 @@ class Layout:
     @property
     def size(self) -> int:
         """Number of weights."""
-        return self.slots[-1].stop
+        return self.slots[-1].stop if self.slots else 0
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameters of the backbone by name, as views into the vector.

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     Count = int
     NonNegativeCount = int
 else:
+    from jsonargparse.typing import ClosedUnitInterval as UnitInterval
+    from jsonargparse.typing import NonNegativeInt as NonNegativeCount
+    from jsonargparse.typing import PositiveInt as Count
     from jsonargparse.typing import restricted_number_type
 
     def _between(name: str, kind: type, *bounds: tuple[str, float]) -> type:
@@ -20,7 +23,4 @@ else:
     Positive = _between("Positive", float, (">", 0), ("<", inf))
     NonNegative = _between("NonNegative", float, (">=", 0), ("<", inf))
     Share = _between("Share", float, (">", 0), ("<=", 1))
-    UnitInterval = _between("UnitInterval", float, (">=", 0), ("<=", 1))
     Momentum = _between("Momentum", float, (">=", 0), ("<", 1))
-    Count = _between("Count", int, (">", 0))
-    NonNegativeCount = _between("NonNegativeCount", int, (">=", 0))

@@ -12,7 +12,7 @@ def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
     if not state.bayesian:
         return None
     marks = torch.tensor([0.05, 0.5, 0.95])
-    sites = {"backbone": "backbone.scale", "rows": "rows.scale"}
+    sites = {name: f"{name}.scale" for name in ("backbone", "prototypes")}
     found = {
         site: state[name].flatten()
         for site, name in sites.items()
