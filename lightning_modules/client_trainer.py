@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
@@ -86,22 +87,35 @@ class ClientTrainer:
         made = {name: _built(value, f"trainer.{name}") for name, value in options.items()}
         self._options = {**_LEAN, **_side_by_side(options), **made}
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        try:
+            self._made(1)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            what = " ".join(str(error).split())
+            raise ConfigError(f"Lightning refuses this: {what}", "trainer") from error
 
-    def fit(self, module: pl.LightningModule, data: pl.LightningDataModule, epochs: int) -> int:
-        """Fit a module to a client's data for so many epochs; the optimiser steps it took.
+    def _made(self, epochs: int) -> pl.Trainer:
+        """A fresh Trainer."""
+        with _quiet():
+            return pl.Trainer(**self._options, max_epochs=epochs)
+
+    def fit(self, module: pl.LightningModule, data: pl.LightningDataModule, epochs: int) -> None:
+        """Fit a module to a client's data for so many epochs.
 
         Lightning leaves layers found in eval mode in eval mode, and a network that has just been
-        measured is: so it is put into training mode here.
+        measured is: so it is put into training mode here. It comes back in float32, whatever
+        `precision` it was trained in. A Trainer refers to itself, so what the optimiser remembers
+        is let go by hand and does not wait for the collector of cycles.
         """
-        module.train()
-        with _quiet():
-            trainer = pl.Trainer(**self._options, max_epochs=epochs)
-            try:
-                trainer.fit(module, datamodule=data)
-            except (FloatingPointError, ProcessRaisedException) as error:
-                last = str(error).strip().splitlines()[-1]
-                raise ClientFailed(last.removeprefix("FloatingPointError: ")) from error
-        return trainer.global_step
+        trainer = self._made(epochs)
+        try:
+            with _quiet():
+                trainer.fit(module.train(), datamodule=data)
+        except (FloatingPointError, ProcessRaisedException) as error:
+            last = str(error).strip().splitlines()[-1]
+            raise ClientFailed(last.removeprefix("FloatingPointError: ")) from error
+        finally:
+            trainer.strategy.optimizers = []
+            module.float()
 
 
 @contextmanager

@@ -26,12 +26,13 @@ LARGEST = 1e8
 class ClientModule(pl.LightningModule, ABC):
     """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
 
-    `seconds` are those of forward, backward and optimiser alone.
+    `seconds` are those of forward, backward and optimiser alone; `steps` counts optimiser steps.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds = self._step_began = 0.0
+        self.steps = 0
         self.worst = torch.zeros(())
 
     @abstractmethod
@@ -66,13 +67,22 @@ class ClientModule(pl.LightningModule, ABC):
         """The step of the optimiser, timed from when the gradients were there."""
         super().optimizer_step(*args, **kwargs)
         self.seconds += perf_counter() - self._step_began
+        self.steps += 1
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
         if len(batch[1]) == 1:
-            for module in self.modules():
-                if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-                    module.eval()
+            self._batch_norm(training=False)
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Batches after a lone image have statistics again."""
+        if len(batch[1]) == 1:
+            self._batch_norm(training=True)
+
+    def _batch_norm(self, training: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                module.train(training)
 
     def on_train_epoch_end(self) -> None:
         """The loss must have been a number, and one that a fit can have."""
@@ -83,12 +93,12 @@ class ClientModule(pl.LightningModule, ABC):
             )
 
     def get_extra_state(self) -> Tensor:
-        """The clock travels with the weights, so that it comes back from other ranks' processes."""
-        return torch.tensor([self.seconds], dtype=torch.float64)
+        """Clock and steps travel with the weights: they come back from other ranks' processes."""
+        return torch.tensor([self.seconds, self.steps], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The clock of the process that trained."""
-        self.seconds = float(state[0])
+        """Clock and steps of the process that trained."""
+        self.seconds, self.steps = float(state[0]), int(state[1])
 
 
 def optimizer(
@@ -201,13 +211,13 @@ def fit_points(fit: Fit) -> Answer:
     network = fit.network.requires_grad_(True)
     terms = fit.method.objective(fit.assignment, network)
     client = PointClient(network, terms, fit.method, fit.local)
-    steps = fit.trainer.fit(client, fit.data, fit.local.epochs)
+    fit.trainer.fit(client, fit.data, fit.local.epochs)
     weights = layout.from_parameters(dict(network.named_parameters()))
     weights["buffers"] = layout.read(network.backbone)[1]
     rows = weights.pop("prototypes")
     if fit.method.shares_prototypes:
         weights["prototypes"] = rows[: fit.assembly.held]
-    sent, kept = terms.sends(weights, steps, client.lr), terms.keeps()
+    sent, kept = terms.sends(weights, client.steps, client.lr), terms.keeps()
     if not fit.method.shares_prototypes:
         kept = fit.keep({"prototypes": rows}).having(kept.tensors if kept else {})
     return Answer(sent, kept, warm + client.seconds)

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from fedbnn.storage.spool import Spool
 
-ROWS, LONG = ("rows", "rows.precision"), 5.0
+ROWS, LONG = ("prototypes", "prototypes.precision"), 5.0
 FLOAT = 4
 CHUNK = 2**22
 ROUNDING = 2.0**-20

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.errors import NumericalError
+from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation.engines import Engine
 from fedbnn.heads import GaussianHead, Head
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
@@ -49,6 +49,11 @@ class Federation:
     rejected: Rejected
     evaluate: Callable[[State, int, Mapping[int, bytes]], Record]
     watchers: Sequence[Watcher]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.head, GaussianHead) and not self.method.shares_prototypes:
+            what = "class posteriors are shared, so they cannot stay on the clients"
+            raise ConfigError(what, "head.name", "use head: linear")
 
 
 @dataclass

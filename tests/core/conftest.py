@@ -34,7 +34,7 @@ def _seeded() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
-    """Five tasks of two digits, two rounds each, eight clients of whom three take part in a round."""
+    """Five tasks of two digits, two rounds each; three of eight clients take part in a round."""
     cache = str(tmp_path_factory.mktemp("cache"))
     return FederatedStream(
         sources="digits",

@@ -87,7 +87,9 @@ def test_many_degrees_of_freedom_give_the_gaussian_scores() -> None:
 
 
 def test_scores_are_differences_of_student_t_densities() -> None:
-    """Against scipy, class by class, for unequal counts: the constant they share is all that may differ."""
+    """Against scipy, class by class, for unequal counts: the constant they share is all that may
+    differ.
+    """
     from scipy.stats import multivariate_t
 
     features, labels = world(9, 30)
@@ -187,7 +189,9 @@ def test_with_frequencies_predictions_are_those_of_lda_with_its_priors() -> None
 def wide(
     images: int, width: int, offset: float = 0.0, dead: int = 0
 ) -> tuple[ClassPosteriors, Tensor]:
-    """ClassPosteriors from features as they are sent: sums in float32 of rectified features, some of them always zero."""
+    """ClassPosteriors from features as they are sent: sums in float32 of rectified features, some
+    of them always zero.
+    """
     features = torch.relu(torch.randn(images, width) + offset).double()
     features[:, :dead] = 0
     update = statistics(features, features, torch.arange(images) % 3)

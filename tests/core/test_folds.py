@@ -38,7 +38,9 @@ def likelihood(source: torch.Generator, *shape: int) -> Gaussian:
 def conjugate(
     state: State, counts: Mapping[str, int], client: int, totals: Mapping[str, int] | None
 ) -> Update:
-    """A client with exact inference; with `totals` it scales its likelihood to the round, as `scaled` asks."""
+    """A client with exact inference; with `totals` it scales its likelihood to the round, as
+    `scaled` asks.
+    """
     source, images = torch.Generator().manual_seed(client), sum(counts.values())
     index = state.index(tuple(counts))
     share = torch.tensor(
@@ -116,7 +118,9 @@ def test_a_power_of_the_round_is_that_power_of_its_factor(server_lr: float) -> N
 
 
 def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
-    """The client widened to a third of the precision; three times that would be 1 - 3 * 2/3 = -1 of the prior's."""
+    """The client widened to a third of the precision; three times that would be 1 - 3 * 2/3 = -1 of
+    the prior's.
+    """
     state = prior_state()
     wide = update(
         state,
@@ -130,7 +134,9 @@ def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
 
 
 def test_a_power_above_one_never_turns_a_client_round() -> None:
-    """A client that widened and moved by 0.1: the server moves the same way, by 3 * (1/3) * 0.1 / 0.5."""
+    """A client that widened and moved by 0.1: the server moves the same way, by 3 * (1/3) * 0.1 /
+    0.5.
+    """
     state = prior_state()
     wide = update(
         state,

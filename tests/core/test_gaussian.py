@@ -68,7 +68,9 @@ def test_kl_of_a_density_to_itself_is_zero() -> None:
 
 
 def conjugate_posterior(prior: Gaussian, images: torch.Tensor, noise: float) -> Gaussian:
-    """The textbook posterior of a mean m given x_i ~ N(m, noise^2), in moments: an independent way to the same."""
+    """The textbook posterior of a mean m given x_i ~ N(m, noise^2), in moments: an independent way
+    to the same.
+    """
     count, mean = len(images), images.mean(0) if len(images) else torch.zeros_like(prior.loc)
     gain = (
         prior.scale**2 / (prior.scale**2 + noise**2 / max(count, 1))
@@ -116,8 +118,9 @@ def test_a_move_is_the_product_where_that_is_certain_enough(seed: int) -> None:
 def test_a_move_that_leaves_too_little_certainty_is_bounded_and_keeps_its_direction(
     left: float,
 ) -> None:
-    """The prior N(2, 1); a client at 2.1 that left `left` of the precision pulls by 0.1 * left, and is followed a tenth as far
-    as with that little precision left, never away from where it pulls."""
+    """The prior N(2, 1); a client at 2.1 that left `left` of the precision pulls by 0.1 * left, and
+    is followed a tenth as far as with that little precision left, never away from where it pulls.
+    """
     prior = Gaussian(torch.ones(1).double(), torch.full((1,), 2.0).double())
     factor = Gaussian(
         torch.full((1,), left - 1).double(), torch.full((1,), left * 2.1 - 2.0).double()

@@ -1,4 +1,4 @@
-"""SVI against numerical integration: logistic regression, where the logit is one normal variable."""
+"""SVI against numerical integration: logistic regression, where a logit is one normal variable."""
 
 import math
 from typing import Any

@@ -34,7 +34,9 @@ def test_kl_by_weight_is_that_of_torch_also_close_to_the_prior() -> None:
 
 
 def test_kl_in_float32_keeps_its_digits_where_the_usual_form_loses_them() -> None:
-    """The usual form, log s_0 - log s + (s^2 + (m - m_0)^2) / 2 s_0^2 - 1/2, is a difference of large terms."""
+    """The usual form, log s_0 - log s + (s^2 + (m - m_0)^2) / 2 s_0^2 - 1/2, is a difference of
+    large terms.
+    """
     loc, log_scale = torch.randn(100_000), (0.05 * torch.rand(100_000) + 1e-3).log()
     wider = log_scale + 1e-4 * torch.randn(100_000)
     exact = (

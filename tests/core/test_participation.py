@@ -1,5 +1,6 @@
 """Who takes part in a round: only participants count, and those who fail do not."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
+from fedbnn.defense.gate import Gate
 from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
+from fedbnn.federation.server import Federation
 from fedbnn.messages import Failure, FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
+from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
@@ -87,3 +91,75 @@ def test_one_failed_client_is_named_and_the_others_are_folded(
         if client != lost
     )
     assert state["prototypes.samples"].sum().item() == held == committed.record["samples"]
+
+
+# How much each of them counts.
+
+
+def exaggerated(client: int, times: float) -> Callable[[FitResult | Failure], FitResult | Failure]:
+    """One client that goes so many times as far from 0 as it should."""
+
+    def change(answer: FitResult | Failure) -> FitResult | Failure:
+        if answer.client != client or not isinstance(answer, FitResult):
+            return answer
+        update = read_update(answer.update)
+        far = {**update.tensors, "backbone": times * update.tensors["backbone"]}
+        return replace(answer, update=replace(update, tensors=far).to_bytes())
+
+    return change
+
+
+def played(
+    federate: Federate, stream: Short, times: float, cap: float | None
+) -> tuple[Federation, State, Overheard, State]:
+    """A round of FedAvg in which the first participant exaggerates: how it began and ended."""
+    federation, initial = federate(FedAvg(), stream=stream, gate=Gate(influence_cap=cap))
+    first = stream.participants(1)[0]
+    engine = Overheard(federation.engine, exaggerated(first, times))  # type: ignore[arg-type]
+    state = after(replace(federation, engine=engine), initial)
+    return federation, initial, engine, state
+
+
+def test_the_record_says_who_was_folded_with_less_than_full_trust(
+    federate: Federate, digits: FederatedStream
+) -> None:
+    """The trust in the record is that of the fold: with it, the fold can be done again."""
+    stream = Short(digits, 1)
+    federation, initial, engine, state = played(federate, stream, 1.05, cap=1.0)
+    committed = federation.ledger.latest()
+    assert committed is not None
+    trust = committed.record["trust"]
+    assert trust.keys() == {str(digits.participants(1)[0])}
+    assert all(0 < value < 1 for value in trust.values())
+    classes = sorted(
+        {name for client in digits.participants(1) for name in digits.counts(1, client)}
+    )
+    began = FedAvg().prepare(initial, 1, classes, federation.layout)
+    fold, full = (FedAvg().aggregator(began).fold(began) for _ in range(2))
+    for answer in engine.up:
+        update = read_update(answer.update)  # type: ignore[union-attr]
+        fold.add(update, trust.get(str(update.client), 1.0))
+        full.add(update)
+    assert torch.equal(fold.close()["backbone"], state["backbone"])
+    assert not torch.equal(full.close()["backbone"], state["backbone"])
+
+
+@pytest.mark.parametrize(("times", "cap"), [(1.0, 3.0), (1.4, None)], ids=["honest", "no cap"])
+def test_nobody_is_in_the_record_at_full_trust(
+    federate: Federate, digits: FederatedStream, times: float, cap: float | None
+) -> None:
+    federation, *_ = played(federate, Short(digits, 1), times, cap)
+    committed = federation.ledger.latest()
+    assert committed is not None
+    assert committed.record["trust"] == {}
+    assert committed.record["refused"] == {}
+
+
+def test_a_client_that_is_refused_has_no_trust_to_record(
+    federate: Federate, digits: FederatedStream
+) -> None:
+    federation, *_ = played(federate, Short(digits, 1), 30.0, cap=1.0)
+    committed = federation.ledger.latest()
+    assert committed is not None
+    assert committed.record["refused"].keys() == {str(digits.participants(1)[0])}
+    assert committed.record["trust"] == {}

@@ -84,7 +84,9 @@ def test_points_are_scored_once_and_zero_draws_are_the_means() -> None:
 
 
 def test_draws_have_the_moments_of_the_posterior() -> None:
-    """With a backbone that adds nothing, logits are sums of normal variables whose moments are known."""
+    """With a backbone that adds nothing, logits are sums of normal variables whose moments are
+    known.
+    """
 
     class Pixels(nn.Module):
         width = 16

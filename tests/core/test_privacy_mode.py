@@ -7,8 +7,9 @@ import pytest
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.updates import read_update
+from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
-from fedbnn.heads import LinearHead
+from fedbnn.heads import GaussianHead, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult
 from fedbnn.methods import FedAvg, FedBNN
@@ -60,6 +61,11 @@ def test_a_client_finds_its_own_rows_again(federate: Federate, digits: Federated
     }
     assert own["prototypes.samples"].tolist() == [counts[name] for name in own.classes]
     assert own["prototypes.scale"].shape == own["prototypes"].shape
+
+
+def test_class_posteriors_cannot_stay_at_home(federate: Federate) -> None:
+    with pytest.raises(ConfigError, match="use head: linear"):
+        federate(FedAvg(share="backbone_only"), head=GaussianHead())
 
 
 @pytest.mark.parametrize("images", [None, 1])

@@ -40,7 +40,9 @@ def steps(
 
 
 class Textbook(PyroModule):
-    """The model as a tutorial would write it, to put the traps back: one flat site, stock tools around it."""
+    """The model as a tutorial would write it, to put the traps back: one flat site, stock tools
+    around it.
+    """
 
     def __init__(self, inner: BayesianModel) -> None:
         super().__init__()
@@ -147,7 +149,9 @@ def test_the_kl_in_the_loss_is_exact_and_not_sampled() -> None:
 
 
 def test_stock_autonormal_has_the_sampled_kl() -> None:
-    """The trap itself: with the auxiliary Delta of the stock guide, the 'closed-form' ELBO varies from draw to draw."""
+    """The trap itself: with the auxiliary Delta of the stock guide, the 'closed-form' ELBO varies
+    from draw to draw.
+    """
     model, _ = small()
     book = Textbook(model)
     guide = AutoNormal(book, init_scale=0.05)
@@ -277,4 +281,4 @@ def test_a_deep_copy_takes_the_model_away_from_the_original() -> None:
     assert guide.model is not None
     copy.deepcopy(guide)
     with pytest.raises(TypeError):
-        guide.model
+        _ = guide.model
