@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fedbnn
-
 from pytorch_lightning import Trainer  # isort: skip
 
 from datamodules.schedule_view import draw_schedule, schedule_rows
@@ -19,7 +17,7 @@ from fedbnn.config import Choice, Free, Named, Parsed, Schema, Section, Value, r
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluation import Evaluation
 from fedbnn.export import Card
-from fedbnn.federation.engines.processes import ProcessEngine
+from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.local import LocalTraining
 from fedbnn.federation.runner import Plan
@@ -55,7 +53,7 @@ SCHEMA: Schema = {
     "engine": Named(
         {"serial": Choice(SerialEngine), "processes": Choice(ProcessEngine)},
         "serial",
-        given=("worker", "entry", "config", "deadline", "log"),
+        given=("worker", "entry", "config", "deadline", "max_megabytes", "log"),
     ),
     "trainer": Free(
         tuple(inspect.signature(Trainer.__init__).parameters)[1:],
@@ -84,12 +82,14 @@ def client_runner(config: Mapping[str, Any]) -> ClientRunner:
     )
 
 
-def engine(parsed: Parsed, run_dir: Path, deadline: float | None) -> SerialEngine | ProcessEngine:
+def engine(parsed: Parsed, run_dir: Path, gate: Gate) -> SerialEngine | ProcessEngine:
     """Where the clients run."""
+    deadline = gate.deadline_seconds
     if parsed["engine"]["name"] == "serial":
         return parsed.build("engine", worker=client_runner(parsed.values), deadline=deadline)
     composed = {"entry": "train:client_runner", "config": parsed.values}
-    return parsed.build("engine", **composed, deadline=deadline, log=run_dir / "log.txt")
+    limits = {"deadline": deadline, "max_megabytes": gate.max_megabytes}
+    return parsed.build("engine", **composed, **limits, log=run_dir / "log.txt")
 
 
 def plan(parsed: Parsed, run_dir: Path) -> Plan:
@@ -129,7 +129,7 @@ def plan(parsed: Parsed, run_dir: Path) -> Plan:
         initial=method.start(
             State({"backbone": weights, "buffers": buffers, **rows}), layout, stream.num_clients
         ),
-        engine=lambda: engine(parsed, run_dir, gate.deadline_seconds),
+        engine=lambda: engine(parsed, run_dir, gate),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )

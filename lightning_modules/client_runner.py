@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from fedbnn import memory, wire
+from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.federation.local import LocalTraining
@@ -17,7 +17,7 @@ from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.base import Assignment
 from fedbnn.seeds import address, forked
-from fedbnn.state import State
+from fedbnn.state import State, content_digest
 from lightning_modules.assembly import assemble, load_backbone
 from lightning_modules.client_trainer import ClientTrainer
 from lightning_modules.point_fit import fit_points
@@ -99,7 +99,7 @@ class ClientRunner:
     def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
         """The order and its digest, read once for all clients that were sent the same bytes."""
         if self._read is None or self._read[0] is not payload:
-            self._read = payload, FitInstruction.from_bytes(payload), wire.digest(payload)
+            self._read = payload, FitInstruction.from_bytes(payload), content_digest(payload)
         return self._read[1:]
 
     def train(self, assignment: Assignment) -> Answer:

@@ -14,10 +14,11 @@ from fedbnn.cli.arguments import Arguments, numbers, positive
 from fedbnn.cli.bench_scale_figure import draw
 from fedbnn.cli.interleaved import publish
 from fedbnn.config import Parsed, parse
-from fedbnn.federation.engines.answers import one_thread
+from fedbnn.defense.gate import Gate
+from fedbnn.federation.engines import one_thread
 from fedbnn.federation.runner import conduct
 from fedbnn.report import figure_style
-from fedbnn.storage import records
+from fedbnn.storage.run_dir import records
 from train import SCHEMA, engine, plan
 
 
@@ -94,7 +95,7 @@ def _engines(options: Namespace) -> list[dict[str, Any]]:
         serial = _parsed(options, "--engine", "serial")
         many = _parsed(options, "--engine", "processes", "--engine.workers", str(options.workers))
         made = {
-            name: partial(engine, parsed, Path(folder), None)
+            name: partial(engine, parsed, Path(folder), Gate(deadline_seconds=None))
             for name, parsed in (("serial", serial), ("processes", many))
         }
         return engines.measure(plan(serial, Path(folder)), made, options.repeats)
@@ -111,7 +112,7 @@ def _overhead(options: Namespace) -> list[dict[str, Any]]:
             return [
                 {
                     "method": options.method,
-                    **engines.overhead(made, parsed.build("client"), records.read(run_dir)[1:]),
+                    **engines.overhead(made, parsed.build("client"), records(run_dir)[1:]),
                 }
             ]
 

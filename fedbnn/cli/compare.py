@@ -19,7 +19,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.federation.runner import MAY_DIFFER
 from fedbnn.report import comparison_tables, sweeps
 from fedbnn.report import page as report
-from fedbnn.storage import runs
+from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
 from fedbnn.tracking import console
 from train import SCHEMA
@@ -118,7 +118,7 @@ def _rounds(cell: Cell, config: str) -> int:
     parsed = parse(cell.words(config), SCHEMA)
     if cell.finished:
         with Ledger(cell.directory, parsed["keep_rounds"]) as ledger:
-            runs.resume(ledger, parsed.values, MAY_DIFFER)
+            run_dir.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 
 

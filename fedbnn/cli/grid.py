@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from fedbnn.storage import manifests
+from fedbnn.storage.ledger import rounds
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cell:
 
     def done(self) -> int:
         """Rounds committed so far."""
-        return max(manifests.rounds(self.directory / "state"), default=0)
+        return max(rounds(self.directory), default=0)
 
     def words(self, config: str) -> list[str]:
         """The words of `python train.py` for this cell, whether new or begun; a setting wins over what stands before it."""

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedbnn.storage import environment, records
+from fedbnn.storage.run_dir import environment, write_json
 
 Seconds = dict[str, list[float]]
 
@@ -59,8 +59,8 @@ def publish(title: str, rows: Sequence[Mapping[str, Any]], out: Path | None) -> 
     Console(highlight=False).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        records.write_json(
-            out, {"title": title, "rows": list(rows), "environment": environment.environment()}
+        write_json(
+            out, {"title": title, "rows": list(rows), "environment": environment()}
         )
         print(f"written  {out}")
 

@@ -14,7 +14,8 @@ from fedbnn.config import Parsed, Schema, parse
 from fedbnn.federation.runner import Plan, conduct
 from fedbnn.report import comparison_tables
 from fedbnn.report import page as report
-from fedbnn.storage import manifests, runs
+from fedbnn.storage import run_dir
+from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
 
 RUNS = Path("runs")
@@ -45,7 +46,7 @@ class Program:
         return self._train([parsed, *self._beside(argv, parsed)])
 
     def _parse(self, argv: Sequence[str]) -> Parsed:
-        return parse(argv, self.schema, lambda which: runs.find(which, RUNS))
+        return parse(argv, self.schema, lambda which: run_dir.find(which, RUNS))
 
     def _beside(self, argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
         """The same configuration with the other methods it names, unless the user chose one method or one run."""
@@ -86,7 +87,7 @@ class Program:
 def run_directory(parsed: Parsed) -> Path:
     """The directory of a run: the one resumed, the one asked for, or the first free one of runs/NAME, runs/NAME-2, ..."""
     if parsed.flags.resume:
-        return runs.find(parsed.flags.resume, RUNS)
+        return run_dir.find(parsed.flags.resume, RUNS)
     if parsed["run_dir"]:
         return Path(parsed["run_dir"])
     named = RUNS / str(parsed["name"])
@@ -96,4 +97,4 @@ def run_directory(parsed: Parsed) -> Path:
 
 def last_round(directory: Path) -> int:
     """The newest round on disk; 0 before the first."""
-    return max(manifests.rounds(directory / "state"), default=0)
+    return max(rounds(directory), default=0)

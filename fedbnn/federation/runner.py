@@ -23,9 +23,9 @@ from fedbnn.heads.predictor import Predictor
 from fedbnn.methods import Method
 from fedbnn.report import page as report
 from fedbnn.state import State
-from fedbnn.storage import environment, records, runs
+from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Rejected
 from fedbnn.tracking.console import Console
 from fedbnn.tracking.logs import logging_to
 from fedbnn.tracking.tracking import Track, Tracker
@@ -73,10 +73,10 @@ def conduct(plan: Plan) -> dict[str, Any]:
         stack.enter_context(logging_to(plan.run_dir))
         console = Console(plan.stream.rounds, ledger.round)
         _open(plan, ledger, console)
-        if not runs.finished(ledger):
+        if not run_dir.finished(ledger):
             _play(plan, ledger, console, stack)
-            runs.finish(ledger)
-        found = results.results(records.read(plan.run_dir), _facts(plan, ledger))
+            run_dir.finish(ledger)
+        found = results.results(run_dir.records(plan.run_dir), _facts(plan, ledger))
         console.finished(found, plan.run_dir)
     return found
 
@@ -84,19 +84,19 @@ def conduct(plan: Plan) -> dict[str, Any]:
 def _open(plan: Plan, ledger: Ledger, console: Console) -> None:
     """Start a new directory or check that this configuration may go on in it."""
     if plan.resumed:
-        runs.resume(ledger, plan.config, MAY_DIFFER)
+        run_dir.resume(ledger, plan.config, MAY_DIFFER)
         state = (
             "is already complete"
-            if runs.finished(ledger)
+            if run_dir.finished(ledger)
             else f"goes on after round {ledger.round}"
         )
         console.say(f"{plan.run_dir} {state}")
     else:
         files = {
             "config.yaml": plan.yaml.encode(),
-            "env.json": records.pretty(environment.environment()),
+            "env.json": run_dir.pretty(run_dir.environment()),
         }
-        runs.start(ledger, plan.config, files)
+        run_dir.start(ledger, plan.config, files)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
 
@@ -210,10 +210,10 @@ def _predictor(plan: Plan, state: State) -> Predictor:
 
 def _leave(plan: Plan, state: State, tracker: Tracker, ledger: Ledger) -> None:
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
-    lines = records.read(plan.run_dir)
+    lines = run_dir.records(plan.run_dir)
     found = results.results(lines, _facts(plan, ledger))
-    records.write_json(plan.run_dir / "results.json", found)
-    records.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
+    run_dir.write_json(plan.run_dir / "results.json", found)
+    run_dir.write_json(plan.run_dir / "diagnostics.json", diagnostics.last(lines))
     if plan.method.share == "global":
         export.save_model(
             plan.run_dir, replace(plan.card, classes=state.classes), state, plan.layout

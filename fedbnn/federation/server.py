@@ -1,6 +1,6 @@
 """The server loop: broadcast the prior, collect factors, gate, fold, commit, evaluate. The same for every engine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
@@ -16,11 +16,9 @@ from fedbnn.heads.places import EXCHANGE, PlacesExchange, without_places
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import BoundaryMethod, Method
 from fedbnn.methods.base import Fold, Spec
-from fedbnn.state import State
+from fedbnn.state import State, content_digest
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
-from fedbnn.wire import digest
+from fedbnn.storage.spool import Rejected, Spool
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
@@ -139,7 +137,7 @@ class Aggregator(Protocol):
     def broadcast(self, state: State, exchange: str) -> State: ...
     def expected(self, state: State, exchange: str, classes: Sequence[str]) -> Spec: ...
     def defect(self, state: State, update: Update) -> str | None: ...
-    def influence(self, state: State, update: Update) -> Tensor: ...
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]: ...
     def fold(self, state: State, exchange: str) -> Fold: ...
 
 
@@ -183,7 +181,7 @@ def exchange(
         federation.run,
         this.round,
         this.name,
-        digest(payload),
+        content_digest(payload),
         this.sample_counts,
         expected=lambda classes: party.expected(state, this.name, classes),
         defect=lambda update: party.defect(state, update),

@@ -4,7 +4,7 @@ Data flow of a round:  state -> broadcast -> (client) local objective -> update 
 A method sees rounds, never tasks: only a `BoundaryMethod` (`boundary`) is ever told that a task has ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Literal, Protocol
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.influence import influence_of_point
 from fedbnn.errors import ConfigError
 from fedbnn.federation.stream import Stream
 from fedbnn.heads import library
@@ -21,6 +20,7 @@ from fedbnn.heads.discriminant import ClassPrior
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import folds
+from fedbnn.methods.aggregation import influence_of_point
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
@@ -213,8 +213,8 @@ class Method:
         """Why a well-formed update cannot be folded, if it cannot."""
         return None
 
-    def influence(self, state: State, update: Update) -> Tensor:
-        """Where an update stands among the others, for the cap against the median of their distances."""
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
+        """Where an update stands among the others, piece by piece, to measure their distances."""
         return influence_of_point(state["backbone"], update.tensors["backbone"])
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:

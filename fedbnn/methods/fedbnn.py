@@ -18,7 +18,7 @@ row of class c):
 With gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not counted for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.influence import ROUNDING, influence_of_factor, known_lengths
 from fedbnn.errors import ConfigError
 from fedbnn.heads import library
 from fedbnn.messages import Update
 from fedbnn.methods import folds
+from fedbnn.methods.aggregation import ROUNDING, influence_of_factor, known_lengths
 from fedbnn.methods.base import Fold, Method, Spec
 from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State
@@ -175,7 +175,7 @@ class FedBNN(Method):
             return "the precision of backbone is not positive"
         return _defect_of_rows(state, update) if "rows" in state and update.counts else None
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The pull of the factor on the mean and on the precision, in units of the prior."""
         if not state.bayesian:
             return super().influence(state, update)

@@ -10,7 +10,7 @@ of a class nobody measured has importance 0. s is capped at 1 / lr (see `Pull`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.messages import Update
 from fedbnn.methods import folds
+from fedbnn.methods.aggregation import pieces
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Spec
 from fedbnn.methods.boundary import BoundaryMethod
 from fedbnn.methods.pull import Pull
@@ -94,10 +95,10 @@ class ImportanceMethod(BoundaryMethod, ABC):
         )
         return "an importance is negative" if negative else None
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The weights; or the roots of the importances, which are as large as gradients."""
         return (
-            update.tensors["backbone"].sqrt()
+            map(torch.sqrt, pieces(update.tensors["backbone"]))
             if update.exchange == EXCHANGE
             else super().influence(state, update)
         )

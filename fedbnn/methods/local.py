@@ -8,10 +8,10 @@ Each client is tested on the classes it knows, then the mean over the clients of
 often as it would be sampled in the federation, with the same budget.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
@@ -51,9 +51,9 @@ class Local(Method):
         """Nothing."""
         return {}
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """None."""
-        return torch.zeros(0)
+        return iter(())
 
     def fold(self, state: State, exchange: str) -> Fold:
         """Nothing to fold."""

@@ -1,7 +1,7 @@
 """Four ways to make one posterior of many, all as running sums in float64 (formulas in `fedbnn.methods.fedbnn`)."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from fedbnn.state import State
 
 LOG = logging.getLogger(__name__)
 Moments = tuple[Tensor, Tensor]
+STRETCH = 2**16
 
 
 class Rule(Protocol):
@@ -37,7 +38,8 @@ def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Moments:
     """Prior times factor; precisions that would fall below `floor` times the prior's are lifted there, and counted in the log."""
     posterior = prior.moved(factor, floor)
     low = int((prior.precision + factor.precision < floor * prior.precision).sum())
-    LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
+    if low:
+        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
     return posterior.loc, posterior.scale
 
 
@@ -133,7 +135,10 @@ FOLDS: Mapping[str, Callable[[float], Rule]] = {
 
 
 class GaussianSums:
-    """The running sums of rows of weights, each row with its own weight; a backbone is one long row."""
+    """The running sums of rows of weights, each row with its own weight; a backbone is one long row.
+
+    All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
+    """
 
     def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
         self.loc, self.scale, self.rule = loc, scale, rule
@@ -143,27 +148,33 @@ class GaussianSums:
         self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
 
     def add(self, factor: Gaussian, shares: Tensor, rows: Tensor | None = None) -> None:
-        """Add one client's factors of these rows (of all, without a choice) with these shares."""
-        first, second = self.rule.summands(self.prior if rows is None else self.prior[rows], factor)
+        """Add one client's factors of these rows (of the one there is) with these shares."""
         weight = self.rule.weight(shares).view(-1, 1)
-        for total, value in (
-            (self.first, first),
-            (self.second, second),
-            (self.total, torch.ones_like(weight)),
-        ):
-            if rows is None:
-                total.addcmul_(value, weight)
-            else:
-                total.index_add_(0, rows, weight * value)
+        for part in self._stretches():
+            here = (slice(None) if rows is None else rows, part)
+            own = Gaussian(factor.precision[:, part].double(), factor.info[:, part].double())
+            first, second = self.rule.summands(self.prior[here], own)
+            for total, value in ((self.first, first), (self.second, second)):
+                if rows is None:
+                    total[here].addcmul_(value, weight)
+                else:
+                    total[:, part].index_add_(0, rows, weight * value)
+        self.total.index_add_(0, torch.arange(1) if rows is None else rows, weight)
+
+    def _stretches(self) -> Iterator[slice]:
+        """All columns, some at a time."""
+        starts = range(0, self.loc.shape[1], STRETCH)
+        return (slice(start, start + STRETCH) for start in starts)
 
     def value(self) -> Moments:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
         met = self.total[:, 0] > 0
         loc, scale = self.loc.clone(), self.scale.clone()
-        new_loc, new_scale = self.rule.posterior(
-            self.prior[met], self.first[met], self.second[met], self.total[met]
-        )
-        loc[met], scale[met] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
+        for part in self._stretches() if bool(met.any()) else ():
+            here = (slice(None) if bool(met.all()) else met, part)
+            sums = self.first[here], self.second[here], self.total[here[0]]
+            new_loc, new_scale = self.rule.posterior(self.prior[here], *sums)
+            loc[here], scale[here] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
         return loc, scale
 
 
@@ -218,7 +229,5 @@ class PosteriorFold:
 
 def factor_of(update: Update, site: str, trust: float) -> Gaussian:
     """The likelihood factor of one site as it was sent, raised to the server_lr `trust`."""
-    factor = Gaussian(
-        update.tensors[f"{site}.precision"].double(), update.tensors[f"{site}.info"].double()
-    )
-    return factor if trust == 1.0 else factor**trust
+    factor = Gaussian(update.tensors[f"{site}.precision"], update.tensors[f"{site}.info"])
+    return factor if trust == 1.0 else Gaussian(factor.precision.double(), factor.info.double()) ** trust

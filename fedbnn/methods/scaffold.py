@@ -10,7 +10,7 @@ client has never held have the control 0. Warm-up is not part of the t_k steps: 
 update is not accepted keeps its old control. Main knob: `lr`, grid 0.01, 0.03, 0.1, 0.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from fedbnn.bayes.flatten import Layout
 from fedbnn.messages import Update
 from fedbnn.methods import folds
+from fedbnn.methods.aggregation import pieces
 from fedbnn.methods.base import Assignment, Fold, LocalObjective, Method, Spec
 from fedbnn.methods.rows import by_parameter, gathered, padded, scattered
 from fedbnn.networks import Classifier
@@ -62,9 +63,10 @@ class Scaffold(Method):
         """FedAvg's fold, and the sum of the control changes."""
         return ScaffoldFold(state)
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
-        return torch.cat([super().influence(state, update), update.tensors[BACKBONE]])
+        yield from super().influence(state, update)
+        yield from pieces(update.tensors[BACKBONE])
 
     def objective(
         self, assignment: Assignment, network: Classifier, layout: Layout

@@ -4,7 +4,7 @@ import json
 import secrets
 from pathlib import Path
 
-from fedbnn.storage import records
+from fedbnn.storage.run_dir import write_json
 
 
 class Cursor:
@@ -23,4 +23,4 @@ class Cursor:
     def advance(self, round: int) -> None:
         """Remember before sending: a crash in between loses a point of a curve, and doubles none."""
         self.last = round
-        records.write_json(self._path, {"id": self.id, "last": round})
+        write_json(self._path, {"id": self.id, "last": round})

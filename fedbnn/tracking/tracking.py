@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from fedbnn.storage import records
+from fedbnn.storage import run_dir
 from fedbnn.tracking.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ class Tracker:
 
         The mirror is called `group` and `name` where the user did not choose.
         """
-        lines = records.reconcile(self.run_dir, committed, record)
+        lines = run_dir.reconcile(self.run_dir, committed, record)
         self.mirror.open(config, group, name)
         for line in lines:
             self.mirror.round(line)
 
     def round(self, record: Mapping[str, Any]) -> None:
         """One more round."""
-        records.append(self.run_dir, record)
+        run_dir.append_record(self.run_dir, record)
         self.mirror.round(record)
 
     def finish(self, results: Mapping[str, Any], figures: Sequence[Path]) -> None:
@@ -169,7 +169,7 @@ class Mirror:
         run = self._run
         if run is not None and record["round"] > self._cursor.last:
             self._cursor.advance(record["round"])
-            self._attempt("stopped following", lambda: run.log(records.flat(record)))
+            self._attempt("stopped following", lambda: run.log(run_dir.numbers(record)))
 
     def finish(self, results: Mapping[str, Any], figures: Sequence[Path]) -> None:
         """Figures and the final numbers, then close."""
@@ -203,7 +203,7 @@ def _hand_over(run: "Run", results: Mapping[str, Any], figures: Sequence[Path]) 
 
     run.log({f"figures/{path.stem}": wandb.Image(str(path)) for path in figures})
     run.summary.update(
-        records.flat({key: value for key, value in results.items() if key not in CURVES})
+        run_dir.numbers({key: value for key, value in results.items() if key not in CURVES})
     )
 
 

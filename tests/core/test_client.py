@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads import library
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import FitInstruction, Update
+from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.networks import MLP
 from fedbnn.state import State

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
-from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
 from fedbnn.federation.local import LocalTraining
-from fedbnn.messages import Failure, FitInstruction, FitResult
+from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from datamodules.stream import FederatedStream
-from fedbnn.defense.updates import read_update
 from fedbnn.evaluation import per_client
 from fedbnn.evaluation.evaluation import Evaluation
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads.predictor import Predictor
-from fedbnn.messages import FitResult
+from fedbnn.messages import FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.state import State

@@ -12,7 +12,7 @@ from fedbnn.config import parse
 from fedbnn.errors import RunDirectoryError
 from fedbnn.federation.runner import Plan, conduct
 from fedbnn.state import State
-from fedbnn.storage import runs
+from fedbnn.storage import run_dir as directory
 from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY
 from tests.faults.steps import ending_after
@@ -44,7 +44,7 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Opened
 
     monkeypatch.setattr("fedbnn.federation.runner._play", opened)
-    monkeypatch.setattr("fedbnn.storage.environment.environment", dict)
+    monkeypatch.setattr("fedbnn.storage.run_dir.environment", dict)
 
 
 def killed(plan: Plan, count: int) -> bool:
@@ -78,7 +78,7 @@ def opened_again(plan: Plan, before: Plan | None) -> str:
 def refusal(run_dir: Path) -> str:
     """What `--resume` says when there is nothing to resume; it says so clearly as soon as there is something at all."""
     try:
-        runs.find(str(run_dir), run_dir)
+        directory.find(str(run_dir), run_dir)
     except RunDirectoryError as error:
         clear = "stopped before it began" if (run_dir / "state").exists() else "no run to resume"
         return str(error) if clear in str(error) else ""
@@ -120,9 +120,9 @@ def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rou
 
 def test_a_refused_start_leaves_every_file_of_the_run_as_it_was(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        runs.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
+        directory.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
         ledger.commit(1, State({}), {}, {})
         with pytest.raises(RunDirectoryError, match="holds a run already"):
-            runs.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
+            directory.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
         assert (tmp_path / "config.yaml").read_bytes() == b"first"
-        assert runs.resume(ledger, {"name": "first"}) is None
+        assert directory.resume(ledger, {"name": "first"}) is None

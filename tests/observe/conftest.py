@@ -14,8 +14,8 @@ from fedbnn.evaluation import diagnostics
 from fedbnn.evaluation.results import Facts, results
 from fedbnn.images import ImageSet
 from fedbnn.report import page as report
-from fedbnn.storage import records
-from fedbnn.storage.environment import environment
+from fedbnn.storage import run_dir as records
+from fedbnn.storage.run_dir import environment
 
 
 @dataclass(frozen=True)

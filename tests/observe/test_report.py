@@ -19,7 +19,7 @@ from scipy.stats import t as student
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import config_differences, summary, sweeps
 from fedbnn.report import page as report
-from fedbnn.storage.environment import environment
+from fedbnn.storage.run_dir import environment
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
