@@ -1,23 +1,30 @@
-"""What crosses between server and client, as values: the order of a round, the update, the reply, the failure."""
+"""What crosses between server and client, as values: instruction, update, result, failure.
+
+An update is the one message from somebody whom the server need not believe: `read_update` makes one
+of foreign bytes, or gives the one reason why not.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbnn import wire
-from fedbnn.state import State
+from fedbnn.state import Malformed, Payload, State, pack, unpack
 
 SCHEMA = 1
+_INSTRUCTION = ("run", "round", "exchange", "total", "class_totals")
+_TEXTS, _NUMBERS = ("run", "exchange", "prior"), ("round", "client", "samples")
 
 
 @dataclass(frozen=True)
 class FitInstruction:
     """What the server asks of every participant of one exchange; the same bytes go to all of them.
 
-    `exchange` is `train`, or a later exchange of the same round under the new weights (`statistics`,
-    `importance`). `total` is N, the images of all participants of the round, `class_totals` the same by class.
+    `exchange` is `train`, or a later exchange of the same round under the new weights
+    (`statistics`, `importance`). `total` is N, the images of all participants of the round,
+    `class_totals` the same by class.
     """
 
     run: str
@@ -28,42 +35,28 @@ class FitInstruction:
     class_totals: Mapping[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The order as it is sent."""
-        meta = {
-            "schema": SCHEMA,
-            "run": self.run,
-            "round": self.round,
-            "exchange": self.exchange,
-            "total": self.total,
-            "class_totals": dict(self.class_totals),
-            "classes": list(self.state.classes),
-            "notes": dict(self.state.notes),
-        }
-        return wire.pack(self.state.tensors, meta)
+        """The instruction as it is sent."""
+        meta = {name: getattr(self, name) for name in _INSTRUCTION}
+        meta |= {"classes": self.state.classes, "notes": self.state.notes, "schema": SCHEMA}
+        return pack(self.state.tensors, meta)
 
     @classmethod
     def from_bytes(cls, payload: bytes) -> "FitInstruction":
-        """The order that `to_bytes` wrote."""
-        tensors, meta = wire.unpack(payload)
+        """The instruction that `to_bytes` wrote."""
+        tensors, found = unpack(payload)
+        meta: Mapping[str, Any] = found
         if meta.get("schema") != SCHEMA:
-            raise wire.Malformed(f"schema {meta.get('schema')}, this version speaks {SCHEMA}")
-        state = State(tensors, tuple(meta["classes"]), meta["notes"])  # type: ignore[arg-type]
-        return cls(
-            str(meta["run"]),
-            int(str(meta["round"])),
-            str(meta["exchange"]),
-            state,
-            int(str(meta["total"])),
-            meta["class_totals"],  # type: ignore[arg-type]
-        )
+            raise Malformed(f"schema {meta.get('schema')}, this version speaks {SCHEMA}")
+        state = State(tensors, tuple(meta["classes"]), meta["notes"])
+        return cls(state=state, **{name: meta[name] for name in _INSTRUCTION})
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one client answers: tensors of the shapes the method expects, and how many images stand behind them.
+    """What one client answers: the tensors asked for, and how many images are behind them.
 
-    `counts` is the number of images by class; with `share: backbone_only` it is empty and `samples` says it all.
-    `prior` is the digest of the order it answers.
+    `counts` is the number of images by class; with `share: backbone_only` it is empty and `samples`
+    says it all. `prior` is the content digest of the instruction it answers.
     """
 
     run: str
@@ -82,17 +75,9 @@ class Update:
 
     def to_bytes(self) -> bytes:
         """The update as it is sent."""
-        meta = {
-            "schema": SCHEMA,
-            "run": self.run,
-            "round": self.round,
-            "exchange": self.exchange,
-            "client": self.client,
-            "prior": self.prior,
-            "samples": self.samples,
-            "counts": list(self.counts.items()),
-        }
-        return wire.pack(self.tensors, meta)
+        meta = {name: getattr(self, name) for name in (*_TEXTS, *_NUMBERS)}
+        counts = list(self.counts.items())
+        return pack(self.tensors, {**meta, "schema": SCHEMA, "counts": counts})
 
 
 def class_counts(update: Update) -> Tensor:
@@ -100,12 +85,48 @@ def class_counts(update: Update) -> Tensor:
     return torch.tensor(list(update.counts.values()), dtype=torch.float64)
 
 
+class Refused(ValueError):
+    """An update that is not let in; the text is the reason."""
+
+
+def read_update(payload: Payload) -> Update:
+    """The update in these bytes: readable header, matching digest, our schema, our fields."""
+    try:
+        tensors, meta = unpack(payload)
+    except Malformed as error:
+        raise Refused(str(error)[:200]) from error
+    if meta.get("schema") != SCHEMA:
+        raise Refused(f"schema {str(meta.get('schema'))[:20]}, this version speaks {SCHEMA}")
+    texts = {name: _field(meta, name, str) for name in _TEXTS}
+    numbers = {name: _field(meta, name, int) for name in _NUMBERS}
+    return Update(**texts, **numbers, counts=_counts(meta), tensors=tensors)
+
+
+def _field(meta: Mapping[str, object], name: str, kind: type) -> Any:
+    """One entry of the metadata, of exactly this type."""
+    if type(meta.get(name)) is not kind:
+        raise Refused(f"the metadata has no readable {name}")
+    return meta[name]
+
+
+def _counts(meta: Mapping[str, object]) -> dict[str, int]:
+    """Images by class: pairs of a name and a number, no name twice."""
+    pairs = _field(meta, "counts", list)
+    for pair in pairs:
+        if not isinstance(pair, list) or [type(item) for item in pair] != [str, int]:
+            raise Refused("the metadata has no readable counts")
+    counts: dict[str, int] = dict(pairs)
+    if len(counts) != len(pairs):
+        raise Refused("a class is counted twice")
+    return counts
+
+
 @dataclass(frozen=True)
 class FitResult:
-    """What comes back from where a client ran: its update in bytes, and the private state it keeps for itself.
+    """What comes back from where a client ran: its update in bytes, and what it keeps for itself.
 
-    `private` never reaches the fold: in a simulation it is handed back to the same client the next time.
-    `seconds` is how long the client worked, `inner` how much of it was forward, backward and optimiser.
+    `private` never reaches the fold: in a simulation the same client gets it back the next time.
+    `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser.
     """
 
     client: int

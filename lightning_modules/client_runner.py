@@ -18,9 +18,8 @@ from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
 from fedbnn.seeds import address, forked
-from fedbnn.state import State
+from fedbnn.state import State, content_digest
 from fedbnn.stream import Stream
-from fedbnn.wire import digest
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import Answer, Fit, fit_points
 from lightning_modules.svi_client import PosteriorFit
@@ -66,7 +65,7 @@ class ClientRunner:
         bytes.
         """
         if self._read is None or self._read[0] is not payload:
-            self._read = payload, FitInstruction.from_bytes(payload), digest(payload)
+            self._read = payload, FitInstruction.from_bytes(payload), content_digest(payload)
         return self._read[1:]
 
     def _assignment(

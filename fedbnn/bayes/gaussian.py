@@ -10,6 +10,7 @@ A quotient may honestly have negative precision: it is a likelihood factor, not 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Gaussian:
     def __pow__(self, power: float | Tensor) -> "Gaussian":
         return Gaussian(self.precision * power, self.info * power)
 
-    def __getitem__(self, index: slice | Tensor | None) -> "Gaussian":
+    def __getitem__(self, index: Any) -> "Gaussian":
         return Gaussian(self.precision[index], self.info[index])
 
     def kl(self, other: "Gaussian") -> Tensor:

@@ -21,11 +21,12 @@ from fedbnn.cli.main import Arguments, numbers
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
-from fedbnn.federation.engines.answers import one_thread
+from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
-from fedbnn.storage import environment, manifests, records
+from fedbnn.storage import run_dir
+from fedbnn.storage.ledger import rounds
 from fedbnn.stream import Stream
 
 Row = dict[str, Any]
@@ -150,7 +151,7 @@ def _overhead(options: Namespace) -> list[Row]:
         parsed = parse(_words(options, _short_tasks(options)))
         made = compose(parsed, Path(folder) / "run")
         experiment.run(made)
-        lines = records.read(made.run_dir)[1:]
+        lines = run_dir.records(made.run_dir)[1:]
         whole = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
         with one_thread():
             data = [_batches(made.stream, parsed["client"], line["round"]) for line in lines]
@@ -215,14 +216,14 @@ def _measured(words: Sequence[str]) -> Row:
         one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=one_thread)
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-            done = max(manifests.rounds(run / "state"), default=0)
+            done = max(rounds(run), default=0)
             resident += [_resident_mib(process.pid)] * (done - len(resident) + 1)
             time.sleep(LOOK_SECONDS)
         process.returncode = os.waitstatus_to_exitcode(ended[1])
         if process.returncode:
             what = f"the run to be measured ended with exit code {process.returncode}"
             raise FederationError(what, fix="its error stands above")
-        lines = records.read(run)[1:]
+        lines = run_dir.records(run)[1:]
     seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
     spent = {"round_seconds": median(seconds), "cpu_seconds": ended[2].ru_utime}
     return {**spent, "peak_mib": ended[2].ru_maxrss / 1024, "by_round_mib": resident[1:]}
@@ -271,8 +272,8 @@ def _publish(title: str, rows: Sequence[Row], out: Path | None) -> None:
     Console(highlight=False).print(table)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        made_with = environment.environment()
-        records.write_json(out, {"title": title, "rows": list(rows), "environment": made_with})
+        made_with = run_dir.environment()
+        run_dir.write_json(out, {"title": title, "rows": list(rows), "environment": made_with})
         print(f"written  {out}")
 
 

@@ -22,8 +22,8 @@ from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
-from fedbnn.storage import manifests, runs
-from fedbnn.storage.ledger import Ledger
+from fedbnn.storage import run_dir
+from fedbnn.storage.ledger import Ledger, rounds
 from fedbnn.tracking import console
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -114,7 +114,7 @@ class Cell:
 
     def done(self) -> int:
         """Rounds committed so far."""
-        return max(manifests.rounds(self._file("state")), default=0)
+        return max(rounds(self.directory), default=0)
 
     def words(self, config: str) -> list[str]:
         """The words of `fedbnn train`, new or begun; a setting wins over what stands before it."""
@@ -183,7 +183,7 @@ def _rounds(cell: Cell, config: str) -> int:
     parsed = parse(cell.words(config))
     if cell.finished:
         with Ledger(cell.directory) as ledger:
-            runs.resume(ledger, parsed.values, MAY_DIFFER)
+            run_dir.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 
 

@@ -18,7 +18,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.export import Card
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.engines.processes import ProcessEngine
+from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads import HEADS, Head, prototypes
@@ -52,7 +52,7 @@ SCHEMA: Schema = {
     "engine": Named(
         {"serial": SerialEngine, "processes": ProcessEngine},
         "serial",
-        given=("worker", "entry", "config", "deadline", "log"),
+        given=("worker", "entry", "config", "deadline", "max_megabytes", "log"),
     ),
     "trainer": Free(
         Trainer,
@@ -122,5 +122,6 @@ def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
     else:
         entry = f"{__name__}:{client_runner.__name__}"
         given |= {"entry": entry, "config": parsed.values, "log": run_dir / "log.txt"}
+        given["max_megabytes"] = parsed["gate"]["max_megabytes"]
     engine: Engine = parsed.build("engine", **given)
     return engine

@@ -25,7 +25,8 @@ from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
 from fedbnn.federation import experiment
 from fedbnn.report import figures, page, tables
-from fedbnn.storage import manifests, runs
+from fedbnn.storage import run_dir as directories
+from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
 
 RUNS = Path("runs")
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> Parsed:
     """The configuration that these words stand for."""
-    return parse_by(argv, SCHEMA, lambda which: runs.find(which, RUNS))
+    return parse_by(argv, SCHEMA, lambda which: directories.find(which, RUNS))
 
 
 def _dry_run(parsed: Parsed) -> int:
@@ -104,7 +105,7 @@ def _run(parsed: Parsed, directory: Path) -> dict[str, Any]:
 def run_directory(parsed: Parsed) -> Path:
     """The one resumed, the one asked for, or the first free of runs/NAME, runs/NAME-2, ..."""
     if parsed.flags.resume:
-        return runs.find(parsed.flags.resume, RUNS)
+        return directories.find(parsed.flags.resume, RUNS)
     if parsed["run_dir"]:
         return Path(parsed["run_dir"])
     named = RUNS / str(parsed["name"])
@@ -137,7 +138,7 @@ class Stopped(BaseException):
     def message(self, run_dir: Path) -> str:
         """What happened and how to go on, in one line."""
         name = {code: number.name for number, code in CODES.items()}[self.code]
-        done = max(manifests.rounds(run_dir / "state"), default=0)
+        done = max(rounds(run_dir), default=0)
         where = f"after round {done}" if done else "before the first round"
         go_on = f"go on with: python train.py --resume {run_dir}"
         return f"stopped by {name} {where} was committed; {go_on}"

@@ -1,27 +1,28 @@
 """The only way in: an update crosses the gate as bytes and is accepted, or refused with one reason.
 
-In order: size, safetensors header, schema, run / round / exchange / client known and not heard yet, digest of the
-order it answers, same tensors, shapes and types, finite, plausible number of images, positive precision; and, once
-all have answered, the influence of each against the median of the others. Nothing is broadcast, repaired or executed.
-What is accepted was read and checked once; as long as it fits into memory it is not read again.
+In order: size, safetensors header, digest, schema; run, round, exchange, client known and not heard
+yet; the instruction it answers; same tensors, shapes and types; finite; plausible number of images;
+positive precision; and, once all have answered, its influence against that of the others. Nothing
+is broadcast, repaired or executed. What is accepted was read and checked once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, inf, isfinite
+from math import ceil, isfinite
 
 import torch
+from torch import Tensor
 
-from fedbnn.defense import influence
-from fedbnn.defense.checks import CHECKS, ExpectedUpdate, Lengths, addressed
-from fedbnn.defense.updates import Refused, read_update
-from fedbnn.errors import ConfigError, FederationError
-from fedbnn.messages import Failure, FitResult, Update
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import MEMORY, Spool
+from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive
+from fedbnn.defense import robust
+from fedbnn.errors import FederationError
+from fedbnn.messages import Failure, FitResult, Refused, Update, read_update
+from fedbnn.methods.aggregation import largest
+from fedbnn.storage.spool import Rejected, Spool
 
-__all__ = ["Candidates", "ExpectedUpdate", "Gate"]
+Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN = "train"
+LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -30,44 +31,53 @@ class Gate:
 
     Args:
         max_megabytes: an update of more bytes is refused unread.
-        influence_cap: how far one client may move the fold and still count in full, measured by the error of the fold
-            without it; at twice that it is refused. 1.7 holds one forger within twice the honest error (the formulas are
-            in fedbnn/defense/influence.py). null trusts everybody.
-        quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of clients above 1.
+        influence_cap: how far one client may move the fold and still count in full, measured by the
+            error of the fold without it; at twice that it is refused. 1.7 holds one forger within
+            twice the honest error (formulas: fedbnn/defense/robust.py). null trusts everybody.
+        quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of
+            clients above 1.
         deadline_seconds: how long one client may take; null waits for ever.
         keep_rejected: how many refused updates stay on disk, with their reasons.
     """
 
-    max_megabytes: float = 512.0
-    influence_cap: float | None = 1.7
-    quorum: float = 0.5
-    deadline_seconds: float | None = 3600.0
-    keep_rejected: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("max_megabytes", "influence_cap", "quorum", "deadline_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise ConfigError(f"{name} must be above 0, not {value}", f"gate.{name}")
-        if self.influence_cap is not None and self.influence_cap < 1:
-            raise ConfigError(
-                f"influence_cap must be at least 1, not {self.influence_cap}", "gate.influence_cap"
-            )
-        if self.keep_rejected < 0:
-            raise ConfigError(
-                f"keep_rejected must not be below 0, not {self.keep_rejected}", "gate.keep_rejected"
-            )
+    max_megabytes: Positive = 512.0
+    influence_cap: AtLeastOne | None = 1.7
+    quorum: Positive = 0.5
+    deadline_seconds: Positive | None = 3600.0
+    keep_rejected: NonNegativeCount = 20
 
     def needed(self, asked: int) -> int:
         """How many of the clients asked must be accepted; never less than one."""
         return max(1, ceil(self.quorum * asked - 1e-9) if self.quorum <= 1 else ceil(self.quorum))
 
 
+@dataclass(frozen=True)
+class ExpectedUpdate:
+    """What the server asked in one exchange, and so what it may be answered.
+
+    `prior` is the digest of the instruction, `sample_counts` the images by class of every client
+    asked. `expected` gives the tensors of an update that carries rows of these classes, `defect`
+    says why an update cannot be folded, `influence` puts it as a point among the others, piece by
+    piece, and `known` says how long its rows are in the library, by tensor.
+    """
+
+    run: str
+    round: int
+    exchange: str
+    prior: str
+    sample_counts: Mapping[int, Mapping[str, int]]
+    expected: Callable[[tuple[str, ...]], Spec]
+    defect: Callable[[Update], str | None]
+    influence: Callable[[Update], Iterable[Tensor]]
+    known: Callable[[Update], Mapping[str, Sequence[float]]]
+
+
 @dataclass
 class Candidates:
-    """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust) in client order.
+    """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust).
 
-    `failed` and `refused` say by client what was not folded and why, `pulls` how far each stood from the others.
+    They come in client order. `trust` is the weight of every client that is folded, `failed` and
+    `refused` say by client what is not and why, `pulls` how far each stood from the others.
     """
 
     gate: Gate
@@ -80,11 +90,7 @@ class Candidates:
     pulls: dict[int, float] = field(default_factory=dict)
     bytes_up: int = 0
     _heard: set[int] = field(default_factory=set)
-    _samples: dict[int, int] = field(default_factory=dict)
-    _rows: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    _known: dict[int, Lengths] = field(default_factory=dict)
-    _read: dict[int, Update] = field(default_factory=dict)
-    _room: int = MEMORY
+    _accepted: dict[int, Update] = field(default_factory=dict)
 
     def admit(self, answer: FitResult | Failure) -> bool:
         """Accept an answer for folding, or note by name why not."""
@@ -97,27 +103,20 @@ class Candidates:
         except Refused as refusal:
             self._refuse(answer.client, answer.update, str(refusal))
             return False
-        self._samples[update.client] = update.samples
-        self.spool.put(update.client, answer.update)
-        if len(answer.update) <= self._room:
-            self._room -= len(answer.update)
-            self._read[update.client] = update
+        kept = self.spool.put(update.client, answer.update)
+        self._accepted[update.client] = update if kept is answer.update else read_update(kept)
         return True
 
     def _checked(self, reply: FitResult) -> Update:
         """The update, after every check that needs no other client."""
-        limit = self.gate.max_megabytes * 2**20
-        if len(reply.update) > limit:
-            raise Refused(
-                f"too large: {len(reply.update) / 2**20:.1f} MB, the cap is {self.gate.max_megabytes:g} MB"
-            )
+        size, cap = len(reply.update) / 2**20, self.gate.max_megabytes
+        if size > cap:
+            raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
         update = read_update(reply.update)
-        addressed(update, self.call)
+        _addressed(update, self.call)
         self._hear(update, reply)
         for check in CHECKS:
             check(update, self.call)
-        if self.gate.influence_cap is not None:
-            self._place(update)
         return update
 
     def _hear(self, update: Update, reply: FitResult) -> None:
@@ -130,56 +129,56 @@ class Candidates:
             raise Refused("answered late, after it had been given up")
         self._heard.add(reply.client)
 
-    def _place(self, update: Update) -> None:
-        """Keep where this update stands, to compare it with the others."""
-        point = self.call.influence(update).float().contiguous()
-        if not isfinite(influence.largest(point)):
-            raise Refused("its influence is not finite")
-        self.spool.beside("points").put(update.client, point.view(torch.uint8).numpy().data)
-        if self.call.exchange == TRAIN and update.samples:
-            self._rows[update.client], self._known[update.client] = (
-                influence.row_lengths(update.tensors),
-                self.call.known(update),
-            )
-
     def _refuse(self, client: int, payload: bytes, reason: str) -> None:
         self.refused[client] = reason
         self.rejected.keep(self.call.round, self.call.exchange, client, payload, reason)
 
     def close(self) -> None:
-        """Compare the accepted with each other, refuse who stands too far out, and insist on the quorum."""
-        self.trust = dict.fromkeys(self.spool, 1.0)
+        """Compare the accepted, refuse those that stand too far out, insist on the quorum."""
+        self.trust = dict.fromkeys(sorted(self._accepted), 1.0)
         if self.gate.influence_cap is not None:
-            self._compare(list(self.trust), self.gate.influence_cap)
+            self._compare(self._distances(), self.gate.influence_cap)
         self._insist_on_quorum()
 
-    def _compare(self, clients: list[int], cap: float) -> None:
-        """Trust of every accepted client from its distance to the others; one that did not move is never refused."""
-        squares = influence.squared_distances(self.spool.beside("points"), clients)
-        pulls = influence.pulls(squares, [self._samples[client] for client in clients])
-        self.pulls = dict(zip(clients, pulls, strict=True))
-        moved = [
-            client
-            for client, length in zip(clients, squares[:-1, -1].tolist(), strict=True)
-            if length
-        ]
-        for client, pull in self.pulls.items():
-            long, name = influence.row_ratio(self._rows, moved, client, self._known.get(client, {}))
-            near, usual = influence.trust(pull, cap), influence.trust(long, influence.LONG)
-            self.trust[client] = min(near if client in moved else max(near, influence.LEAST), usual)
+    def _distances(self) -> Tensor:
+        """Squared distances between all that remain after those at no finite place are expelled."""
+        clients = list(self.trust)
+        squares = robust.squared_distances(
+            [self.call.influence(self._accepted[client]) for client in clients]
+        )
+        finite = squares[:, -1].isfinite()
+        for client, placed in zip(clients, finite[:-1].tolist(), strict=True):
+            if not placed:
+                self._expel(client, "its influence is not finite")
+        return squares[finite][:, finite]
+
+    def _compare(self, squares: Tensor, cap: float) -> None:
+        """Trust from the distance to the others; a client that did not move is never refused."""
+        accepted = [self._accepted[client] for client in self.trust]
+        pulls = robust.pulls(squares, [update.samples for update in accepted])
+        self.pulls = dict(zip(self.trust, pulls, strict=True))
+        moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
+        lengths = self._row_lengths(accepted)
+        for update in accepted:
+            client, pull = update.client, self.pulls[update.client]
+            long, name = robust.row_ratio(lengths, moved, client, self.call.known(update))
+            near, usual = robust.trust(pull, cap), robust.trust(long, robust.LONG)
+            self.trust[client] = min(near if client in moved else max(near, robust.LEAST), usual)
             if not usual:
                 self._expel(client, f"its {name} are {long:.3g} times as long as usual")
             elif not self.trust[client]:
-                self._expel(
-                    client,
-                    f"influence {pull:.3g} times the error of the others, the cap is {cap:g}",
-                )
+                apart = f"influence {pull:.3g} times the error of the others"
+                self._expel(client, f"{apart}, the cap is {cap:g}")
+
+    def _row_lengths(self, accepted: Sequence[Update]) -> dict[int, dict[str, list[float]]]:
+        """How long the trained rows are, of clients that have images."""
+        trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
+        return {update.client: robust.row_lengths(update.tensors) for update in trained}
 
     def _expel(self, client: int, reason: str) -> None:
         self._refuse(client, self.spool[client], reason)
         self.spool.drop(client)
-        del self.trust[client]
-        self._read.pop(client, None)
+        del self.trust[client], self._accepted[client]
 
     def _insist_on_quorum(self) -> None:
         asked = len(self.call.sample_counts)
@@ -187,13 +186,78 @@ class Candidates:
         if len(self.trust) < needed:
             lost = {**self.failed, **self.refused}
             reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
-            what = f"round {self.call.round}: {len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
-            raise FederationError(
-                what,
-                reasons,
-                "nothing was changed; resume when the clients are well, or lower gate.quorum",
-            )
+            found = f"{len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
+            fix = "nothing was changed; resume when the clients are well, or lower gate.quorum"
+            raise FederationError(f"round {self.call.round}: {found}", reasons, fix)
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
-        for client, trust in self.trust.items():
-            yield self._read.get(client) or read_update(self.spool[client]), trust
+        return ((self._accepted[client], trust) for client, trust in self.trust.items())
+
+
+def _addressed(update: Update, call: ExpectedUpdate) -> None:
+    """This run, this round, this exchange, a client that was asked."""
+    if update.run != call.run:
+        raise Refused("meant for another run")
+    if update.round != call.round:
+        raise Refused(f"meant for round {update.round}, this is round {call.round}")
+    if update.exchange != call.exchange:
+        raise Refused(f"meant for another exchange than {call.exchange}")
+    if update.client not in call.sample_counts:
+        raise Refused(f"client {update.client} was not asked")
+
+
+def _same_prior(update: Update, call: ExpectedUpdate) -> None:
+    """It started from what the server sent."""
+    if update.prior != call.prior:
+        raise Refused("started from another prior")
+
+
+def _same_sites(update: Update, call: ExpectedUpdate) -> None:
+    """The same tensors with the same shapes and types; rows of classes the client holds."""
+    unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
+    if unknown:
+        raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
+    spec, found = call.expected(update.classes), update.tensors
+    for name in sorted(spec.keys() ^ found.keys()):
+        raise Refused(f"{'missing' if name in spec else 'unexpected'} tensor {name[:60]!r}")
+    for name, (shape, dtype) in spec.items():
+        if tuple(found[name].shape) != shape:
+            raise Refused(f"{name} has shape {tuple(found[name].shape)}, expected {shape}")
+        if found[name].dtype != dtype:
+            raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
+
+
+def _finite(update: Update, _call: ExpectedUpdate) -> None:
+    """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
+    for name, tensor in update.tensors.items():
+        most = largest(tensor)
+        if not isfinite(most):
+            raise Refused(f"{name} is not finite")
+        if most > LARGEST:
+            raise Refused(f"{name} reaches {most:.3g}, beyond any weight or precision")
+
+
+def _plausible(update: Update, call: ExpectedUpdate) -> None:
+    """No more images than the announcement said, in all and by class."""
+    said, claimed = call.sample_counts[update.client], sum(update.counts.values())
+    if not 0 <= update.samples <= sum(said.values()):
+        claim = f"claims {update.samples} images"
+        raise Refused(f"{claim}, the announcement said {sum(said.values())}")
+    for name, count in update.counts.items():
+        if not 0 <= count <= said[name]:
+            raise Refused(f"claims {count} images of {name}, the announcement said {said[name]}")
+    if update.counts and claimed != update.samples:
+        raise Refused(f"claims {update.samples} images, but {claimed} by class")
+
+
+def _foldable(update: Update, call: ExpectedUpdate) -> None:
+    """The method's own condition: the folded precision is positive."""
+    reason = call.defect(update)
+    if reason is not None:
+        raise Refused(reason)
+
+
+CHECKS: tuple[Callable[[Update, ExpectedUpdate], None], ...] = (
+    *(_same_prior, _same_sites),
+    *(_finite, _plausible, _foldable),
+)

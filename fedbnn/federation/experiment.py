@@ -31,9 +31,9 @@ from fedbnn.heads.predictive import Predictor
 from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
-from fedbnn.storage import environment, records, runs
+from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Rejected
 from fedbnn.stream import Stream
 from fedbnn.tracking import Watcher
 from fedbnn.tracking.console import Console, logging_to
@@ -91,9 +91,9 @@ def run(experiment: Experiment) -> dict[str, Any]:
         stack.enter_context(logging_to(experiment.run_dir))
         console = Console(experiment.stream.rounds, ledger.round)
         _open(experiment, ledger, console)
-        if not runs.finished(ledger):
+        if not run_dir.finished(ledger):
             _play(experiment, ledger, console, stack)
-            runs.finish(ledger)
+            run_dir.finish(ledger)
         found = _results(experiment, ledger)
         console.finished(found, experiment.run_dir)
     return found
@@ -102,15 +102,15 @@ def run(experiment: Experiment) -> dict[str, Any]:
 def _open(experiment: Experiment, ledger: Ledger, console: Console) -> None:
     """Start a new directory or check that this configuration may go on in it."""
     if experiment.resumed:
-        runs.resume(ledger, experiment.config, MAY_DIFFER)
+        run_dir.resume(ledger, experiment.config, MAY_DIFFER)
         goes_on = f"goes on after round {ledger.round}"
-        state = "is already complete" if runs.finished(ledger) else goes_on
+        state = "is already complete" if run_dir.finished(ledger) else goes_on
         console.say(f"{experiment.run_dir} {state}")
     else:
         anywhere = {**experiment.config, "run_dir": None}
-        made_with = records.pretty(environment.environment())
+        made_with = run_dir.pretty(run_dir.environment())
         files = {"config.yaml": yaml.dump(anywhere).encode(), "env.json": made_with}
-        runs.start(ledger, experiment.config, files)
+        run_dir.start(ledger, experiment.config, files)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
 
@@ -189,8 +189,8 @@ def _predictor(experiment: Experiment, state: State, head: Head) -> Predictor:
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
     found, directory = _results(experiment, ledger), experiment.run_dir
-    records.write_json(directory / "results.json", found)
-    records.write_json(directory / "diagnostics.json", results.diagnostics(records.read(directory)))
+    run_dir.write_json(directory / "results.json", found)
+    run_dir.write_json(directory / "diagnostics.json", results.diagnostics(run_dir.records(directory)))
     if experiment.method.shares_prototypes:
         card = replace(experiment.card, classes=state.classes)
         export.save_model(directory, card, state, experiment.layout)
@@ -210,7 +210,7 @@ def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
         replay_images=_stored(experiment.method, ledger),
         notes=experiment.method.facts(),
     )
-    return results.results(records.read(experiment.run_dir), facts)
+    return results.results(run_dir.records(experiment.run_dir), facts)
 
 
 def _stored(method: Method, ledger: Ledger) -> int:

@@ -18,13 +18,11 @@ from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import Aggregator
-from fedbnn.state import State
+from fedbnn.state import State, content_digest
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.storage.spool import Rejected, Spool
 from fedbnn.stream import Stream
 from fedbnn.tracking import Watcher
-from fedbnn.wire import digest
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
@@ -172,7 +170,7 @@ def exchange(
     sent = without_posteriors(aggregator.broadcast(state))
     payload = FitInstruction(federation.run, number, name, sent, *_totals(counts)).to_bytes()
     call = ExpectedUpdate(
-        *(federation.run, number, name, digest(payload), counts),
+        *(federation.run, number, name, content_digest(payload), counts),
         expected=partial(aggregator.expected, state),
         defect=partial(aggregator.defect, state),
         influence=partial(aggregator.influence, state),

@@ -19,7 +19,7 @@ A class that is visited keeps `decay` of its old count, and the scatter keeps `m
 weight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -188,9 +188,9 @@ class StatisticsAggregator:
                 return "a second moment has a negative diagonal"
         return None
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The second moment per image: what all clients have in common, whatever their classes."""
-        return (update.tensors["posteriors.moment"] / max(1, update.samples)).float()
+        yield update.tensors["posteriors.moment"] / max(1, update.samples)
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""

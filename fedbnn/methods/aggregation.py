@@ -4,7 +4,7 @@ Folds are running sums in float64, one update at a time, in the order given: sum
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from fedbnn.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN = "train"
-ROUNDING = 2.0**-20
+ROUNDING, PIECE = 2.0**-20, 2**15
 
 
 class Fold(Protocol):
@@ -60,8 +60,8 @@ class Aggregator:
         """Why a well-formed update cannot be folded, if it cannot."""
         return None
 
-    def influence(self, state: State, update: Update) -> Tensor:
-        """Where an update stands among the others, for the cap against their distances."""
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
+        """Where an update stands among the others, piece by piece, to measure their distances."""
         return influence_of_point(state["backbone"], update.tensors["backbone"])
 
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
@@ -160,30 +160,38 @@ def largest(tensor: Tensor) -> float:
     return max(-low, high)
 
 
-def influence_of_point(prior: Tensor, value: Tensor) -> Tensor:
-    """x = value - prior, for weights without a posterior; 0 where float32 rounds as much away.
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The values of a tensor, some at a time: what is done to a piece stays in the cache."""
+    return iter(tensor.reshape(-1).split(PIECE))
 
-    That is below 2^-20 max |prior|.
+
+def influence_of_point(prior: Tensor, value: Tensor) -> Iterator[Tensor]:
+    """x = value - prior, for weights without a posterior.
+
+    It is 0 where float32 may round as much away: up to 2^-20 max |prior|.
     """
-    return torch.hardshrink(value - prior, ROUNDING * largest(prior)).flatten().float()
+    rounded = ROUNDING * largest(prior)
+    for before, after in zip(pieces(prior), pieces(value), strict=True):
+        yield torch.hardshrink(after - before, rounded).float()
 
 
 def influence_of_factor(
     prior_loc: Tensor, prior_scale: Tensor, d_precision: Tensor, d_info: Tensor
-) -> Tensor:
-    """x = ((d_info - d_precision m_0) s_0,  d_precision s_0^2 / sqrt(2)), on the prior N(m_0,
-    s_0^2).
+) -> Iterator[Tensor]:
+    """x = ((d_info - d_precision m_0) s_0,  d_precision s_0^2 / sqrt(2)) on the prior m_0, s_0.
 
-    The natural parameters with the prior mean as origin, in units of the prior: for a small step
-    |x|^2 / 2 is the divergence between prior and posterior, and the neutral factor is 0. Both
-    halves matter: a forged precision at the prior mean moves no mean by itself, it stops all others
-    from moving it. What float32 rounds away counts as 0: a mean that moved by less than 2^-20 (1 +
-    max |m_0| / min s_0) of its s_0, a precision that changed by less than 2^-20.
+    The natural parameters of a Gaussian factor with the prior mean as origin, in units of the
+    prior: for a small step |x|^2 / 2 is the divergence between prior and posterior, and the neutral
+    factor is 0. Both halves matter: a forged precision at the prior mean moves no mean by itself,
+    it stops all others from moving it. What float32 rounds away counts as 0: a mean that moved by
+    less than 2^-20 (1 + max |m_0| / min s_0) of its s_0, a precision that changed by less than
+    2^-20.
     """
-    pull, certainty = point = torch.empty(2, *d_info.shape)
-    torch.addcmul(d_info, d_precision, prior_loc, value=-1, out=pull).mul_(prior_scale)
-    torch.mul(d_precision, prior_scale, out=certainty).mul_(prior_scale)
-    smallest = float(prior_scale.amin()) if prior_scale.numel() else 1.0
-    torch.hardshrink(pull, ROUNDING * (1 + largest(prior_loc) / smallest), out=pull)
-    torch.hardshrink(certainty, ROUNDING, out=certainty).mul_(math.sqrt(0.5))
-    return point.flatten()
+    least = float(prior_scale.amin()) if prior_scale.numel() else 1.0
+    rounded = ROUNDING * (1 + largest(prior_loc) / least)
+    parts = map(pieces, (prior_loc, prior_scale, d_precision, d_info))
+    for loc, scale, precision, info in zip(*parts, strict=True):
+        pull = torch.addcmul(info, precision, loc, value=-1).mul_(scale)
+        certainty = (precision * scale).mul_(scale)
+        yield torch.hardshrink(pull, rounded)
+        yield torch.hardshrink(certainty, ROUNDING).mul_(math.sqrt(0.5))

@@ -11,7 +11,7 @@ of the federation. A client of `local` trains as often as it would be sampled, w
 each is tested on the classes it knows, then the mean over the clients of the round is taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -153,9 +153,9 @@ class Silence(Aggregator):
         """No tensor."""
         return {}
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """None."""
-        return torch.zeros(0)
+        return iter(())
 
     def fold(self, state: State) -> Fold:
         """Nothing to fold."""

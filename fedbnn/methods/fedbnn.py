@@ -19,7 +19,7 @@ With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init):
 counted for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -163,7 +163,7 @@ class FactorAggregator(Aggregator):
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The pull of the factor on the mean and on the precision, in units of the prior."""
         factor = (update.tensors["backbone.precision"], update.tensors["backbone.info"])
         return influence_of_factor(state["backbone"], state["backbone.scale"], *factor)

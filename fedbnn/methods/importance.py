@@ -18,7 +18,7 @@ knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,7 +30,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
 from fedbnn.heads.prototypes import gathered, padded, trained
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean
+from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean, pieces
 from fedbnn.methods.base import Assignment, Consolidation, Method
 from fedbnn.methods.objectives import LocalObjective, Penalty
 from fedbnn.networks import Classifier
@@ -186,9 +186,9 @@ class ImportanceAggregator(Aggregator):
         negative = any(bool((update.tensors[site] < 0).any()) for site in SITES)
         return "an importance is negative" if negative else None
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The roots of the importances, which are as large as gradients."""
-        return update.tensors["backbone"].sqrt()
+        return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""

@@ -3,7 +3,7 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from fedbnn.state import State
 
 LOG = logging.getLogger(__name__)
 Pair = tuple[Tensor, Tensor]
+STRETCH = 2**16
 
 
 class Rule(Protocol):
@@ -41,7 +42,8 @@ def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
     """
     posterior = prior.moved(factor, floor)
     low = int((prior.precision + factor.precision < floor * prior.precision).sum())
-    LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
+    if low:
+        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
     return posterior.loc, posterior.scale
 
 
@@ -132,8 +134,9 @@ FOLDS: Mapping[str, Callable[[float], Rule]] = {
 
 
 class GaussianSums:
-    """The running sums of rows of weights, each row with its own weight; a backbone is one long
-    row.
+    """The running sums of rows of weights, each row with its own weight; a backbone is one row.
+
+    All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
@@ -145,27 +148,30 @@ class GaussianSums:
 
     def add(self, factor: Gaussian, samples: Tensor, rows: Tensor | None = None) -> None:
         """Add one client's factors of these rows (None: the one there is) with so many images."""
-        first, second = self.rule.summands(self.prior if rows is None else self.prior[rows], factor)
         weight = self.rule.weight(samples).view(-1, 1)
-        pairs = ((self.first, first), (self.second, second), (self.total, torch.ones_like(weight)))
-        for total, value in pairs:
-            if rows is None:
-                total.add_(value, alpha=float(weight))
-            else:
-                total.index_add_(0, rows, weight * value)
+        index = torch.arange(1) if rows is None else rows
+        for part in self._stretches():
+            here = (slice(None) if rows is None else rows, part)
+            own = Gaussian(factor.precision[:, part].double(), factor.info[:, part].double())
+            first, second = self.rule.summands(self.prior[here], own)
+            for total, value in ((self.first, first), (self.second, second)):
+                total[:, part].index_add_(0, index, weight * value)
+        self.total.index_add_(0, index, weight)
+
+    def _stretches(self) -> Iterator[slice]:
+        """All columns, some at a time."""
+        starts = range(0, self.loc.shape[1], STRETCH)
+        return (slice(start, start + STRETCH) for start in starts)
 
     def value(self) -> Pair:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
         met = self.total[:, 0] > 0
-        if not bool(met.any()):
-            return self.loc, self.scale
-        chosen = slice(None) if bool(met.all()) else met
-        prior = self.prior[chosen]
-        sums = (self.first[chosen], self.second[chosen], self.total[chosen])
         loc, scale = self.loc.clone(), self.scale.clone()
-        loc[chosen], scale[chosen] = (
-            new.to(loc.dtype) for new in self.rule.posterior(prior, *sums)
-        )
+        for part in self._stretches() if bool(met.any()) else ():
+            here = (slice(None) if bool(met.all()) else met, part)
+            sums = self.first[here], self.second[here], self.total[here[0]]
+            new_loc, new_scale = self.rule.posterior(self.prior[here], *sums)
+            loc[here], scale[here] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
         return loc, scale
 
 

@@ -11,7 +11,7 @@ t_k steps: x is where they begin. A client whose update is not accepted keeps it
 knob: `lr`, grid 0.01, 0.03, 0.1, 0.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -22,7 +22,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
 from fedbnn.heads.prototypes import gathered, padded, scattered
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec
+from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, pieces
 from fedbnn.methods.base import Assignment, Method
 from fedbnn.methods.objectives import LocalObjective
 from fedbnn.networks import Classifier
@@ -114,9 +114,10 @@ class ScaffoldAggregator(Aggregator):
         rows = self.rows(state, len(classes), PROTOTYPES)
         return super().expected(state, classes) | control | rows
 
-    def influence(self, state: State, update: Update) -> Tensor:
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
-        return torch.cat([super().influence(state, update), update.tensors[BACKBONE]])
+        yield from super().influence(state, update)
+        yield from pieces(update.tensors[BACKBONE])
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the sum of the control changes."""

@@ -18,7 +18,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, formats, style, tables, words
 from fedbnn.report.tables import Results, Runs, Varied
 from fedbnn.storage.files import write_atomic
-from fedbnn.storage.runs import flat
+from fedbnn.storage.run_dir import flat
 
 OWN = ("seed", "run_dir", "method.name", "track.group", "track.name")
 """Settings that every run has of its own, and nobody needs to be told."""

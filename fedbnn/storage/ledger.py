@@ -1,18 +1,18 @@
 """One committed round is one renamed directory; the only writer of run state.
 
-    state/lock                  held by the one process that writes here, its pid inside
-    state/round-000007/         manifest.json, state.safetensors, record.json
+    state/lock                       held by the one process that writes here, its pid inside
+    state/round-000007/              manifest.json, state.safetensors, record.json
     state/clients/3-r7.safetensors   what client 3 kept for itself in round 7; one file per change
-    state/spool/                answers that wait to be folded; scratch
+    state/spool/                     answers that wait to be folded; scratch
 
-A manifest names every file its round needs. A round is written aside, flushed to the disk, and renamed: before
-the rename it does not exist, after it nothing is missing. Only participants are written, so the cost of a commit
-does not depend on how many clients are registered.
+A manifest names every file its round needs. A round is written aside, flushed to the disk, and
+renamed: before the rename it does not exist, after it nothing is missing. Only participants are
+written, so the cost of a commit does not depend on how many clients are registered.
 """
 
 import json
 import logging
-import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,15 +20,61 @@ from pathlib import Path
 from typing import Any
 
 from fedbnn.errors import ConfigError, RunDirectoryError
-from fedbnn.state import State
-from fedbnn.storage import manifests
-from fedbnn.storage.files import ASIDE, remove_tree, sync_directory, write_through, writing
-from fedbnn.storage.locks import Lock
-from fedbnn.storage.manifests import CLIENTS, MANIFEST, RECORD, STATE, ClientFile, Damaged, Manifest
+from fedbnn.state import State, digest
+from fedbnn.storage import files
+from fedbnn.storage.files import Lock, as_json, remove_tree, writing
 from fedbnn.storage.spool import Spool
-from fedbnn.wire import digest
 
+FORMAT = 1
+MANIFEST, STATE, RECORD = "manifest.json", "state.safetensors", "record.json"
 LOG = logging.getLogger(__name__)
+_ROUND = re.compile(r"round-(\d{6,})")
+
+
+class Damaged(ValueError):
+    """A round that cannot be used; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The sha256 of every file of a round; round and sha256 of the newest file of every client."""
+
+    round: int
+    files: Mapping[str, str]
+    clients: Mapping[int, tuple[int, str]]
+
+    def client_file(self, client: int) -> str:
+        """The name of a client's file in `state/clients`."""
+        return f"{client}-r{self.clients[client][0]}.safetensors"
+
+    def client_files(self) -> dict[str, str]:
+        """The digests of all client files, by name."""
+        return {self.client_file(client): sha256 for client, (_, sha256) in self.clients.items()}
+
+    def to_bytes(self) -> bytes:
+        """`{"format", "body", "sha256"}`, where the digest covers format and body."""
+        clients = {str(client): entry for client, entry in self.clients.items()}
+        body = {"round": self.round, "files": self.files, "clients": clients}
+        content: dict[str, object] = {"format": FORMAT, "body": body}
+        return as_json({**content, "sha256": digest(as_json(content))})
+
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> "Manifest":
+        """The manifest that `to_bytes` wrote; raises `Damaged`, or an error for a newer format."""
+        try:
+            content = json.loads(payload)
+            sha256 = content.pop("sha256")
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise Damaged("its manifest cannot be read") from error
+        if digest(as_json(content)) != sha256:
+            raise Damaged("the digest of its manifest does not match")
+        if content["format"] != FORMAT:
+            what = f"the run was written in the newer format {content['format']}"
+            fix = "upgrade fedbnn to resume it"
+            raise RunDirectoryError(f"{what}, this version reads {FORMAT}", fix=fix)
+        body = content["body"]
+        clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
+        return cls(body["round"], body["files"], clients)
 
 
 @dataclass(frozen=True)
@@ -40,20 +86,26 @@ class Committed:
     record: dict[str, Any]
 
 
+def rounds(run_dir: Path) -> list[int]:
+    """The rounds of a run that have a directory, oldest first."""
+    root = run_dir / "state"
+    matches = (_ROUND.fullmatch(path.name) for path in (root.iterdir() if root.is_dir() else ()))
+    return sorted(int(match[1]) for match in matches if match)
+
+
 class Ledger:
-    """The state of one run on disk. The newest `keep` rounds stay; `warnings` are what a user should be told."""
+    """The newest `keep` rounds of a run on disk; `warnings` are what a user should be told."""
 
     def __init__(self, run_dir: Path | str, keep: int = 3) -> None:
         if keep < 1:
             raise ConfigError("the ledger must keep at least 1 round", f"keep: {keep}")
         self.run_dir, self.keep = Path(run_dir), keep
+        self.root, self._clients = self.run_dir / "state", self.run_dir / "state" / "clients"
         self.warnings: list[str] = []
-        self._root, self._clients = self.run_dir / "state", self.run_dir / "state" / CLIENTS
         with ExitStack() as opening:
             with writing(self.run_dir):
                 self._clients.mkdir(parents=True, exist_ok=True)
-                self._lock = Lock(self._root / "lock")
-            opening.callback(self.close)
+                self._lock = opening.enter_context(Lock(self.root / "lock"))
             self._manifest = self._newest_whole()
             self._retire()
             self._sweep()
@@ -88,127 +140,117 @@ class Ledger:
 
     def private(self, client: int) -> bytes | None:
         """What this client kept for itself when it last took part, or None if it never did."""
-        entry = self._manifest.clients.get(client)
-        if entry is None:
+        if client not in self._manifest.clients:
             return None
-        payload = (self._clients / entry.name).read_bytes()
-        if digest(payload) != entry.sha256:
+        path = self._clients / self._manifest.client_file(client)
+        payload = path.read_bytes()
+        if digest(payload) != self._manifest.clients[client][1]:
+            what = f"the private state of client {client} is damaged"
             fix = "resume the run: it falls back to a round that is whole"
-            raise RunDirectoryError(
-                f"the private state of client {client} is damaged",
-                str(self._clients / entry.name),
-                fix,
-            )
+            raise RunDirectoryError(what, str(path), fix)
         return payload
 
     def _newest_whole(self) -> Manifest:
-        """The newest manifest whose files are all there and intact; raises if there are rounds but none is."""
-        rounds = manifests.rounds(self._root)
-        for number in reversed(rounds):
+        """The newest manifest whose files are all intact; raises if no round is."""
+        found = rounds(self.run_dir)
+        for number in reversed(found):
             try:
-                return manifests.load(self._root, number)
+                return self._verified(self._peek(number))
             except Damaged as damage:
-                self._warn(
-                    f"round {number} is damaged ({damage}); falling back to the round before it"
-                )
-        if rounds:
+                what = f"round {number} is damaged ({damage}); falling back to the round before it"
+                LOG.warning("%s: %s", self.root, what)
+                self.warnings.append(what)
+        if found:
             fix = "restore the directory from a copy, or start again under another name"
-            raise RunDirectoryError("every kept round is damaged", str(self._root), fix)
+            raise RunDirectoryError("every kept round is damaged", str(self.root), fix)
         return Manifest(0, {}, {})
 
-    def _warn(self, text: str) -> None:
-        LOG.warning("%s: %s", self._root, text)
-        self.warnings.append(text)
+    def _peek(self, number: int) -> Manifest:
+        """The manifest of a round, without a look at the files it names."""
+        try:
+            manifest = Manifest.from_bytes((self._directory(number) / MANIFEST).read_bytes())
+        except OSError as error:
+            raise Damaged(f"{MANIFEST} cannot be read") from error
+        if manifest.round != number:
+            raise Damaged(f"its manifest is that of round {manifest.round}")
+        return manifest
+
+    def _verified(self, manifest: Manifest) -> Manifest:
+        """The manifest, after every file it names has been checked; raises `Damaged` otherwise."""
+        own = self._directory(manifest.round)
+        named = {own / name: sha256 for name, sha256 in manifest.files.items()}
+        named |= {self._clients / name: sha256 for name, sha256 in manifest.client_files().items()}
+        for path, sha256 in named.items():
+            try:
+                found = files.digest(path)
+            except OSError as error:
+                raise Damaged(f"{path.name} cannot be read") from error
+            if found != sha256:
+                raise Damaged(f"the digest of {path.name} does not match")
+        return manifest
 
     def commit(
         self, round: int, state: State, privates: Mapping[int, bytes], record: Mapping[str, Any]
     ) -> None:
-        """Make `round` the newest round, all or nothing; `privates` are those of the clients that changed theirs."""
+        """Make `round` the newest, all or nothing; `privates` are those of clients that changed."""
         if round != self.round + 1:
             raise ValueError(f"round {round} cannot follow round {self.round}")
-        with writing(self._root):
-            changed = {
-                client: self._keep_private(round, client, privates[client]) for client in privates
-            }
-            sync_directory(self._clients)
-            payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
-            digests = {name: digest(payload) for name, payload in payloads.items()}
-            manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
+        payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
+        digests = {name: digest(payload) for name, payload in payloads.items()}
+        changed = {client: (round, digest(privates[client])) for client in privates}
+        manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
+        with writing(self.root):
+            for client in privates:
+                files.write(self._clients / manifest.client_file(client), privates[client])
+            files.sync(self._clients)
             self._publish(round, {**payloads, MANIFEST: manifest.to_bytes()})
         self._manifest = manifest
         self._retire()
 
-    def _keep_private(self, round: int, client: int, payload: bytes) -> ClientFile:
-        """Write one client's private state under the name of its round."""
-        entry = ClientFile(client, round, digest(payload))
-        aside = self._clients / (ASIDE + entry.name)
-        write_through(aside, payload)
-        os.replace(aside, self._clients / entry.name)
-        return entry
-
     def _publish(self, round: int, payloads: Mapping[str, bytes]) -> None:
-        """Write the directory of a round aside and rename it; damaged rounds in its place make way."""
-        target = self._directory(round)
-        aside = target.with_name(ASIDE + target.name)
-        try:
-            aside.mkdir()
+        """Write the directory of a round; damaged rounds after it make way."""
+        with files.whole_directory(self._directory(round)) as aside:
             for name, payload in payloads.items():
-                write_through(aside / name, payload)
-            sync_directory(aside)
-        except OSError:
-            remove_tree(aside)
-            raise
-        for number in manifests.rounds(self._root):
-            if number >= round:
-                remove_tree(self._directory(number))
-        os.rename(aside, target)
-        sync_directory(self._root)
+                (aside / name).write_bytes(payload)
+            for number in rounds(self.run_dir):
+                if number > round:
+                    remove_tree(self._directory(number))
 
     def _retire(self) -> None:
-        """Remove rounds beyond the newest `keep`, and the client files that no kept round needs."""
-        rounds = [number for number in manifests.rounds(self._root) if number <= self.round]
-        retired, kept = rounds[: -self.keep], rounds[-self.keep :]
-        if not retired:
-            return
-        unneeded = self._needed(retired) - self._needed(kept)
-        with writing(self._root):
-            for number in retired:
+        """Remove rounds beyond the newest `keep`, and the client files that no kept round names."""
+        found = [number for number in rounds(self.run_dir) if number <= self.round]
+        needed = self._needed(found[-self.keep :])
+        with writing(self.root):
+            for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
-            for name in unneeded:
-                (self._clients / name).unlink(missing_ok=True)
+            for path in self._clients.iterdir():
+                if path.name not in needed:
+                    path.unlink()
 
-    def _needed(self, rounds: Iterable[int]) -> set[str]:
+    def _needed(self, numbers: Iterable[int]) -> set[str]:
         """The client files that these rounds name; a damaged round needs none."""
         names: set[str] = set()
-        for number in rounds:
+        for number in numbers:
             try:
-                names.update(
-                    entry.name for entry in manifests.peek(self._root, number).clients.values()
-                )
+                names.update(self._peek(number).client_files())
             except Damaged:
                 continue
         return names
 
     def _sweep(self) -> None:
-        """Remove what an interrupted process left: names with a dot, spools, client files that no round names."""
-        needed = self._needed(
-            number for number in manifests.rounds(self._root) if number <= self.round
-        )
-        with writing(self._root):
-            for path in [*self._root.glob(".*"), self._root / "spool"]:
+        """Remove what an interrupted process left: names with a dot, spools."""
+        with writing(self.root):
+            for path in [*self.root.glob(".*"), self.root / "spool"]:
                 remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            for path in self._clients.iterdir():
-                if path.name not in needed:
-                    path.unlink()
 
     @contextmanager
     def spool(self, round: int, name: str) -> Iterator[Spool]:
         """A place on disk where answers wait until they are folded; gone afterwards."""
-        directory = self._root / "spool" / f"{round}-{name}"
+        directory = self.root / "spool" / f"{round}-{name}"
         try:
             yield Spool(directory)
         finally:
             remove_tree(directory)
 
     def _directory(self, round: int) -> Path:
-        return self._root / manifests.directory_name(round)
+        return self.root / f"round-{round:06d}"

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fedbnn.config.ranges import Positive
-from fedbnn.storage import records
+from fedbnn.storage import run_dir
 from fedbnn.tracking import Watcher
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Tracker(Watcher):
 
         The W&B run is called `group` and `name` where the user did not choose.
         """
-        lines = records.reconcile(self._run_dir, committed, record)
+        lines = run_dir.reconcile(self._run_dir, committed, record)
         group, name = self._track.group or group, self._track.name or name
         self._open({"config": dict(config), "group": group, "name": name})
         for line in lines:
@@ -91,7 +91,7 @@ class Tracker(Watcher):
 
     def round_done(self, record: Json) -> None:
         """The line of the round; in the log also each client that did not count, or less."""
-        records.append(self._run_dir, record)
+        run_dir.append_record(self._run_dir, record)
         number, clients = record["round"], record.get("clients", ())
         LOG.info("round %d: %d clients, %d images", number, len(clients), record.get("samples", 0))
         for kind in ("failed", "refused", "trust"):
@@ -107,7 +107,7 @@ class Tracker(Watcher):
                 from wandb import Image
 
                 self._run.log({f"figures/{path.stem}": Image(str(path)) for path in figures})
-                self._run.summary.update(records.flat(numbers))
+                self._run.summary.update(run_dir.numbers(numbers))
         self.close()
 
     def close(self) -> None:
@@ -124,9 +124,9 @@ class Tracker(Watcher):
         """
         if self._run is not None and record["round"] > self._sent:
             self._sent = record["round"]
-            records.write_json(self._file, {"id": self._id, "last": self._sent})
+            run_dir.write_json(self._file, {"id": self._id, "last": self._sent})
             with self._forgiving("stopped following"):
-                self._run.log(records.flat(record))
+                self._run.log(run_dir.numbers(record))
 
     def _open(self, named: Json) -> None:
         """Online if that is wished and the server answers, else offline.

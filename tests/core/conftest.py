@@ -17,7 +17,7 @@ from fedbnn.networks import MLP
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Rejected
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import Federate

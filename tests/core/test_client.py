@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import FitInstruction, Update
+from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.methods.base import Assignment
 from fedbnn.networks import MLP

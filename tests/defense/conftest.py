@@ -1,6 +1,6 @@
 """One call of a round, and an honest answer to it that tests then spoil."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.defense.influence import influence_of_point
 from fedbnn.messages import FitResult, Update
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.methods.aggregation import influence_of_point
+from fedbnn.storage.spool import Rejected, Spool
 
 ROLL = {client: {"cat": 6, "dog": 4} for client in range(5)}
 FEATURES = 3
@@ -31,7 +30,7 @@ def defect(update: Update) -> str | None:
     )
 
 
-def point(update: Update) -> Tensor:
+def point(update: Update) -> Iterator[Tensor]:
     return influence_of_point(torch.zeros(8), update.tensors["backbone"])
 
 

@@ -2,18 +2,18 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.defense.gate import Candidates, Gate
-from fedbnn.defense.updates import read_update
-from fedbnn.errors import ConfigError, Exit, FederationError
-from fedbnn.messages import Failure, Update
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.errors import Exit, FederationError
+from fedbnn.messages import Failure, Update, read_update
+from fedbnn.storage.spool import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
 
@@ -202,13 +202,16 @@ def test_a_lost_quorum_names_the_clients(candidates: Open) -> None:
         ("influence_cap", 0.5),
         ("quorum", 0),
         ("quorum", math.nan),
+        ("quorum", math.inf),
         ("deadline_seconds", -1),
         ("keep_rejected", -1),
     ],
 )
 def test_settings_out_of_range_are_named(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=name):
-        Gate(**{name: value})  # type: ignore[arg-type]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Gate, "gate")
+    with pytest.raises(ArgumentError, match=name):
+        parser.parse_object({"gate": {name: value}})
 
 
 def test_without_a_cap_everybody_is_trusted(candidates: Open) -> None:
@@ -241,7 +244,6 @@ def test_what_does_not_fit_into_memory_waits_on_disk_and_comes_out_the_same(
         CALL,
         Spool(tmp_path / "spool", memory),
         Rejected(tmp_path / "rejected"),
-        _room=memory,
     )
     for client in (3, 0, 4, 1, 2):
         assert gate.admit(reply(honest(client), client))
@@ -280,8 +282,14 @@ def test_rows_alone_can_be_forged_and_are_refused(candidates: Open) -> None:
 
 
 def test_an_infinite_influence_is_refused(candidates: Open) -> None:
-    gate = candidates(replace(CALL, influence=lambda update: torch.tensor([torch.inf])))
-    assert reason_of(gate, honest(0)) == "its influence is not finite"
+    def influence(update: Update) -> Iterator[torch.Tensor]:
+        yield torch.tensor([torch.inf if update.client == 2 else update.client])
+
+    gate = candidates(replace(CALL, influence=influence))
+    assert all(gate.admit(reply(honest(client), client)) for client in range(5))
+    gate.close()
+    assert gate.refused == {2: "its influence is not finite"}
+    assert sorted(gate.trust) == sorted(gate.pulls) == [0, 1, 3, 4]
 
 
 def test_updates_carry_no_types_of_their_own() -> None:

@@ -16,8 +16,7 @@ from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.messages import FitResult, Update
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.state import State
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.storage.spool import Rejected, Spool
 
 CLIENTS, SITES, WIDTH = 5, 60, 20
 Attack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -2,23 +2,22 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fedbnn import wire
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.defense.influence import influence_of_factor
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.messages import FitInstruction, FitResult, Update
+from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.seeds import generator
-from fedbnn.state import State
-from fedbnn.storage import records, runs
+from fedbnn.state import State, content_digest, pack, unpack
+from fedbnn.storage import run_dir as directory
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
+from fedbnn.storage.spool import Rejected
 
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}
@@ -41,7 +40,7 @@ class Client:
     def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         instruction = FitInstruction.from_bytes(payload)
         memory = (
-            wire.unpack(private)[0]
+            unpack(private)[0]
             if private
             else {"visits": torch.zeros(()), "last": INITIAL["info"]}
         )
@@ -58,17 +57,17 @@ class Client:
             instruction.round,
             instruction.exchange,
             client,
-            wire.digest(payload),
+            content_digest(payload),
             SAMPLES,
             {"all": SAMPLES},
             tensors,
         )
         return FitResult(
-            client, update.to_bytes(), wire.pack({"visits": memory["visits"] + 1, "last": info}, {})
+            client, update.to_bytes(), pack({"visits": memory["visits"] + 1, "last": info}, {})
         )
 
 
-def point(state: State) -> Callable[[Update], Tensor]:
+def point(state: State) -> Callable[[Update], Iterator[Tensor]]:
     loc, scale = (state["info"] / state["precision"]).float(), state["precision"].rsqrt().float()
     return lambda update: influence_of_factor(
         loc, scale, update.tensors["precision"].float(), update.tensors["info"].float()
@@ -91,19 +90,17 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
         client: {"all": SAMPLES} for client in participants(round)
     }
     free = (lambda classes: SPEC, lambda update: None, point(state), lambda update: {})
-    call = ExpectedUpdate("toy", round, "train", wire.digest(payload), sample_counts, *free)
+    call = ExpectedUpdate("toy", round, "train", content_digest(payload), sample_counts, *free)
     with ledger.spool(round, "train") as spool:
-        candidates, privates = (
-            Candidates(gate, call, spool, Rejected(ledger.run_dir / "rejected")),
-            spool.beside("private"),
-        )
+        candidates = Candidates(gate, call, spool, Rejected(ledger.run_dir / "rejected"))
+        privates: dict[int, bytes] = {}
         for answer in engine.gather(payload, sorted(sample_counts), ledger.private):
             if (
                 candidates.admit(answer)
                 and isinstance(answer, FitResult)
                 and answer.private is not None
             ):
-                privates.put(answer.client, answer.private)
+                privates[answer.client] = answer.private
         candidates.close()
         state = folded(state, candidates)
         record = {
@@ -113,7 +110,7 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
             "bytes_up": candidates.bytes_up,
         }
         ledger.commit(round, state, privates, record)
-    records.append(ledger.run_dir, record)
+    directory.append_record(ledger.run_dir, record)
     return state
 
 
@@ -123,13 +120,13 @@ def run(
     """Start the run, or go on with it."""
     with Ledger(run_dir, keep=1) as ledger:
         resumed = (run_dir / "state" / "config.json").exists()
-        runs.resume(ledger, CONFIG) if resumed else runs.start(ledger, CONFIG)
+        directory.resume(ledger, CONFIG) if resumed else directory.start(ledger, CONFIG)
         latest = ledger.latest()
-        records.reconcile(run_dir, ledger.round, latest.record if latest else None)
+        directory.reconcile(run_dir, ledger.round, latest.record if latest else None)
         state = latest.state if latest else INITIAL
         for round in range(ledger.round + 1, rounds + 1):
             state = play(ledger, engine or SerialEngine(Client()), state, round, gate or Gate())
-        runs.finish(ledger)
+        directory.finish(ledger)
 
 
 def fingerprint(run_dir: Path) -> str:

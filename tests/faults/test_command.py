@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import train
-from fedbnn.defense.updates import read_update
 from fedbnn.federation.engines.serial import SerialEngine
-from fedbnn.messages import Failure, FitResult
+from fedbnn.messages import Failure, FitResult, read_update
+from fedbnn.state import digest
 from fedbnn.storage.files import as_json
 from fedbnn.storage.ledger import Ledger
-from fedbnn.wire import digest
 from tests.faults.command import TINY, Method
 from tests.faults.test_disk import no_file_above
 

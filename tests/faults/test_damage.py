@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from fedbnn.errors import Exit, RunDirectoryError
-from fedbnn.state import State
+from fedbnn.state import State, digest
 from fedbnn.storage.files import as_json
 from fedbnn.storage.ledger import Ledger
-from fedbnn.wire import digest
 
 FILES = ("state.safetensors", "record.json", "manifest.json")
 

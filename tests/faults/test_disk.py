@@ -10,11 +10,10 @@ import torch
 
 from fedbnn.errors import Exit, RunDirectoryError
 from fedbnn.state import State
-from fedbnn.storage import runs
+from fedbnn.storage import run_dir
 from fedbnn.storage.files import write_atomic
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.storage.spool import Rejected, Spool
 
 SMALL, LARGE = State({"backbone": torch.zeros(10)}), State({"backbone": torch.zeros(100_000)})
 
@@ -56,7 +55,7 @@ def test_the_spool_and_small_files_report_a_full_disk_too(tmp_path: Path) -> Non
         with pytest.raises(RunDirectoryError, match="File too large"):
             Spool(tmp_path / "spool", memory=100).put(1, b"x" * 1000)
         with pytest.raises(RunDirectoryError, match="File too large"):
-            runs.start(ledger, {"key": "x" * 1000})
+            run_dir.start(ledger, {"key": "x" * 1000})
         with pytest.raises(RunDirectoryError, match="File too large"):
             Rejected(tmp_path / "rejected").keep(1, "train", 2, b"x" * 1000, "reason")
     assert not (tmp_path / "state" / "config.json").exists()

@@ -10,7 +10,7 @@ import pytest
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
 from fedbnn.messages import Failure
-from fedbnn.storage import records
+from fedbnn.storage.run_dir import records
 from tests.faults.federation import fingerprint, run
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_the_command_killed_two_hundred_times(tmp_path: Path, subject: str, coun
 def test_each_round_is_on_record_once(tmp_path: Path) -> None:
     for rounds in (2, 2, 5):
         run(tmp_path, rounds)
-    assert [record["round"] for record in records.read(tmp_path)] == [1, 2, 3, 4, 5]
+    assert [record["round"] for record in records(tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_lost_quorum_leaves_the_last_round_and_can_be_resumed(tmp_path: Path) -> None:
@@ -69,6 +69,6 @@ def test_a_lost_quorum_leaves_the_last_round_and_can_be_resumed(tmp_path: Path) 
     run(tmp_path / "broken", 2)
     with pytest.raises(FederationError, match="round 3: 0 of 3 clients can be folded"):
         run(tmp_path / "broken", 4, engine=Absent(), gate=Gate(quorum=0.1))
-    assert [record["round"] for record in records.read(tmp_path / "broken")] == [1, 2]
+    assert [record["round"] for record in records(tmp_path / "broken")] == [1, 2]
     run(tmp_path / "broken", 4)
     assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "unbroken")

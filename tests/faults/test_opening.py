@@ -7,13 +7,12 @@ from typing import Never
 
 import pytest
 
-from fedbnn.cli.compose import compose
-from fedbnn.cli.train import parse
-from fedbnn.config import yaml
+import train
+from fedbnn.config import parse
 from fedbnn.errors import RunDirectoryError
-from fedbnn.federation.experiment import Experiment, run
+from fedbnn.federation.runner import Plan, conduct
 from fedbnn.state import State
-from fedbnn.storage import runs
+from fedbnn.storage import run_dir as directory
 from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY
 from tests.faults.steps import ending_after
@@ -34,9 +33,9 @@ class Opened(Exception):
 
 
 @pytest.fixture(scope="module")
-def plan() -> Experiment:
+def plan() -> Plan:
     """A small run, to be opened in many directories."""
-    return compose(parse(TINY), Path("nowhere"))
+    return train.plan(parse(TINY, train.SCHEMA), Path("nowhere"))
 
 
 @pytest.fixture(autouse=True)
@@ -44,39 +43,34 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> Never:
         raise Opened
 
-    monkeypatch.setattr("fedbnn.federation.experiment._play", opened)
-    monkeypatch.setattr("fedbnn.storage.environment.environment", dict)
+    monkeypatch.setattr("fedbnn.federation.runner._play", opened)
+    monkeypatch.setattr("fedbnn.storage.run_dir.environment", dict)
 
 
-def killed(plan: Experiment, count: int) -> bool:
+def killed(plan: Plan, count: int) -> bool:
     """Open a run that ends right after its `count`-th call that changes the disk; whether it did."""
     with pytest.MonkeyPatch.context() as patch:
         for name, call in ending_after(count, die).items():
             patch.setattr(os, name, call)
         try:
-            run(plan)
+            conduct(plan)
         except Killed:
             return True
         except Opened:
             return False
 
 
-def kept(plan: Experiment) -> str:
-    """The configuration file of a run."""
-    return yaml.dump({**plan.config, "run_dir": None})
-
-
-def opened_again(plan: Experiment, before: Experiment | None) -> str:
+def opened_again(plan: Plan, before: Plan | None) -> str:
     """Resume, from the very file that `--resume` reads, the new run or the one before it; or do what the message says."""
     message = refusal(plan.run_dir)
     stored = "" if message else (plan.run_dir / "config.yaml").read_text()
     wanted = (
         plan
         if message
-        else {kept(one): replace(one, resumed=True) for one in (before, plan) if one}[stored]
+        else {one.yaml: replace(one, resumed=True) for one in (before, plan) if one}[stored]
     )
     with pytest.raises(Opened):
-        run(wanted)
+        conduct(wanted)
     assert all((plan.run_dir / name).is_file() for name in FILES)
     return "started" if message else "resumed"
 
@@ -84,14 +78,14 @@ def opened_again(plan: Experiment, before: Experiment | None) -> str:
 def refusal(run_dir: Path) -> str:
     """What `--resume` says when there is nothing to resume; it says so clearly as soon as there is something at all."""
     try:
-        runs.find(str(run_dir), run_dir)
+        directory.find(str(run_dir), run_dir)
     except RunDirectoryError as error:
         clear = "stopped before it began" if (run_dir / "state").exists() else "no run to resume"
         return str(error) if clear in str(error) else ""
     return ""
 
 
-def ways_out(directory: Path, plan: Experiment, before: Experiment | None = None) -> list[str]:
+def ways_out(directory: Path, plan: Plan, before: Plan | None = None) -> list[str]:
     """How a run was opened again that had been killed after its first step, its second step, and so on."""
     ways: list[str] = []
     while True:
@@ -103,14 +97,14 @@ def ways_out(directory: Path, plan: Experiment, before: Experiment | None = None
         ways.append(opened_again(second, first))
 
 
-def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Experiment) -> None:
+def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Plan) -> None:
     ways = ways_out(tmp_path, plan)
     assert ways == sorted(ways, reverse=True)
     assert (len(ways) > 12, set(ways)) == (True, {"started", "resumed"})
 
 
 def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds(
-    tmp_path: Path, plan: Experiment
+    tmp_path: Path, plan: Plan
 ) -> None:
     other = replace(
         plan, config={**plan.config, "seed": 1}, yaml=plan.yaml.replace("seed: 0", "seed: 1")
@@ -126,9 +120,9 @@ def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rou
 
 def test_a_refused_start_leaves_every_file_of_the_run_as_it_was(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        runs.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
+        directory.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
         ledger.commit(1, State({}), {}, {})
         with pytest.raises(RunDirectoryError, match="holds a run already"):
-            runs.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
+            directory.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
         assert (tmp_path / "config.yaml").read_bytes() == b"first"
-        assert runs.resume(ledger, {"name": "first"}) is None
+        assert directory.resume(ledger, {"name": "first"}) is None

@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedbnn import wire
 from fedbnn.defense.gate import Candidates, Gate
-from fedbnn.defense.updates import read_update
-from fedbnn.messages import Update
-from fedbnn.storage.rejected import Rejected
-from fedbnn.storage.spool import Spool
+from fedbnn.messages import Update, read_update
+from fedbnn.state import pack, unpack
+from fedbnn.storage.spool import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
 GOOD = torch.ones(8)
@@ -181,8 +179,8 @@ OTHER_TYPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", OTHER_TYPES)
 def test_metadata_of_other_types_is_refused(candidates: Open, changes: dict[str, Any]) -> None:
-    tensors, meta = wire.unpack(honest(0).to_bytes())
-    reason = reason_of(candidates(), wire.pack(tensors, {**meta, **changes}))
+    tensors, meta = unpack(honest(0).to_bytes())
+    reason = reason_of(candidates(), pack(tensors, {**meta, **changes}))
     assert reason is not None
     assert any(word in reason for word in ("schema", "metadata", "counted twice"))
 

@@ -1,8 +1,10 @@
 """Client sides that behave, and some that do not; composed in worker processes by their name."""
 
 import os
+import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.messages import FitResult
 from fedbnn.seeds import address, forked
-from fedbnn.wire import digest
+from fedbnn.state import digest
 
 
 class Echo:
@@ -62,10 +64,8 @@ class Trouble(Echo):
 
     def hang_up(self) -> None:
         for descriptor in range(3, 20):
-            try:
-                os.close(descriptor)
-            except OSError:
-                continue
+            with suppress(OSError), socket.socket(fileno=descriptor) as open_one:
+                open_one.shutdown(socket.SHUT_RDWR)
         time.sleep(600)
 
     def eat(self) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedbnn.evaluation.results import Facts, diagnostics, results
 from fedbnn.images import ImageSet
 from fedbnn.report import page as report
-from fedbnn.storage import records
-from fedbnn.storage.environment import environment
+from fedbnn.storage import run_dir as records
+from fedbnn.storage.run_dir import environment
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,8 @@ def test_spools_give_back_in_client_order_and_leave_nothing(tmp_path: Path) -> N
         with ledger.spool(1, "train") as spool:
             for client in (10, 2, 33):
                 spool.put(client, b"%d" % client)
-            spool.beside("points").put(2, b"abcdef")
             spool.drop(33)
             assert list(spool.items()) == [(2, b"2"), (10, b"10")]
-            assert spool.beside("points").part(2, 2, 4) == b"cd"
             with pytest.raises(KeyError):
                 spool[33]
         with ledger.spool(1, "train") as spool:

@@ -1,97 +1,45 @@
-"""`python -m fedbnn.federation.engines.worker PARENT`: the client's side in a process of its own, for `processes`.
+"""The client's side in a process of its own, for `processes`: `python worker.py PARENT`.
 
-Frames come on stdin and leave on what was stdout; whatever prints goes to stderr. The process ends with its
-parent, however that ends: the kernel kills it, and the end of stdin ends it at once, even in the middle of a fit.
+Its stdin is the connection to the parent; whatever prints goes to the log. It is run as a file, so
+that it is bound to its parent before anything large is imported. It ends with the parent, however
+that ends: the kernel kills it, and the end of the connection ends it in the middle of a fit.
 """
 
 import ctypes
 import importlib
+import json
 import os
 import queue
 import signal
 import sys
-import threading
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedbnn.federation.engines import Worker, frames
-from fedbnn.federation.engines.answers import answer
-from fedbnn.federation.engines.frames import Frame
-from fedbnn.messages import Failure, FitResult
+if TYPE_CHECKING:
+    from fedbnn.federation.engines import Answer, Worker
 
 _PR_SET_PDEATHSIG = 1
 _EASY_PREY = "500"
+Inbox = queue.SimpleQueue[bytes]
 
 
 def main() -> None:
-    """Compose the client's side once, then answer until stdin ends."""
-    out = _claim_stdout()
+    """Compose the client's side once, then answer until the connection ends."""
     _end_with_parent(int(sys.argv[1]))
-    sys.excepthook = _reporting(out)
-    torch.set_num_threads(1)
-    inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, inbox), daemon=True).start()
-    hello = inbox.get()
-    worker = compose(hello.head["entry"], hello.head["config"])
-    _send(out, Frame({"kind": "ready"}))
-    _serve(worker, inbox, out)
-
-
-def compose(entry: str, config: Mapping[str, Any]) -> Worker:
-    """ExpectedUpdate `module:function` with the configuration."""
-    module, _, function = entry.partition(":")
-    worker: Worker = getattr(importlib.import_module(module), function)(config)
-    return worker
-
-
-def _serve(worker: Worker, inbox: "queue.SimpleQueue[Frame]", out: BinaryIO) -> None:
-    """Each order comes once, then the clients that shall follow it."""
-    order = b""
-    while True:
-        frame = inbox.get()
-        if frame.head["kind"] == "order":
-            order = frame.blob
-        else:
-            private = frame.blob if frame.head["private"] else None
-            _send(out, _as_frame(answer(worker, order, frame.head["client"], private)))
-
-
-def _as_frame(result: FitResult | Failure) -> Frame:
-    if isinstance(result, Failure):
-        return Frame({"kind": "failure", "reason": result.reason})
-    head = {
-        "kind": "reply",
-        "seconds": result.seconds,
-        "inner": result.inner,
-        "update": len(result.update),
-    }
-    return Frame(
-        {**head, "private": result.private is not None}, result.update + (result.private or b"")
-    )
-
-
-def _send(out: BinaryIO, frame: Frame) -> None:
-    for part in frame.parts():
-        out.write(part)
-    out.flush()
-
-
-def _listen(stream: BinaryIO, inbox: "queue.SimpleQueue[Frame]") -> None:
-    """Pass frames on; when the parent is gone there is nobody left to work for."""
-    while (frame := frames.read(stream)) is not None:
-        inbox.put(frame)
-    os._exit(0)
-
-
-def _claim_stdout() -> BinaryIO:
-    """The pipe to the parent for frames alone; prints of any library go to stderr."""
-    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return pipe
+    connection, inbox = Connection(os.dup(0)), Inbox()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    try:
+        worker = _composed(**json.loads(inbox.get()))
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"[:400]
+        connection.send_bytes(json.dumps({"broken": reason}).encode())
+        raise
+    connection.send_bytes(json.dumps({"ready": True}).encode())
+    _serve(worker, connection, inbox)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -104,16 +52,51 @@ def _end_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def _reporting(out: BinaryIO) -> Any:
-    """An excepthook that tells the parent why this process cannot work, beside the usual traceback."""
+def _listen(connection: Connection, inbox: Inbox) -> None:
+    """Pass messages on; when the parent is gone there is nobody left to work for."""
+    try:
+        while True:
+            inbox.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
 
-    def report(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        _send(out, Frame({"kind": "broken", "reason": f"{kind.__name__}: {error}"[:400]}))
-        sys.__excepthook__(kind, error, trace)
 
-    return report
+def _composed(entry: str, config: Mapping[str, Any]) -> "Worker":
+    """The client's side: what `module:function` makes of the configuration."""
+    import torch
+
+    torch.set_num_threads(1)
+    module, _, function = entry.partition(":")
+    worker: Worker = getattr(importlib.import_module(module), function)(config)
+    return worker
+
+
+def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
+    """Each instruction comes once, then the clients that shall follow it."""
+    from fedbnn import memory
+    from fedbnn.federation.engines import answer
+
+    instruction = b""
+    while True:
+        head = json.loads(inbox.get())
+        if head["instruction"]:
+            instruction = inbox.get()
+            memory.trim()
+        private = inbox.get() if head["private"] else None
+        for part in _parts(answer(worker, instruction, head["client"], private)):
+            connection.send_bytes(part)
+
+
+def _parts(answer: "Answer") -> list[bytes]:
+    """An answer as it is sent: a head, then the bytes it announces."""
+    from fedbnn.messages import Failure
+
+    if isinstance(answer, Failure):
+        return [json.dumps(["failure", answer.client, answer.reason[:400]]).encode()]
+    blobs = [blob for blob in (answer.update, answer.private) if blob is not None]
+    sizes = len(answer.update), None if answer.private is None else len(answer.private)
+    head = ["result", answer.client, answer.seconds, answer.inner, *sizes]
+    return [json.dumps(head).encode(), *blobs]
 
 
 if __name__ == "__main__":

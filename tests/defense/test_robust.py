@@ -1,25 +1,23 @@
 """Points of updates, distances between them, and the pull and the length that are capped: identities and references."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.defense.influence import (
-    influence_of_factor,
-    influence_of_point,
-    known_lengths,
-    largest,
-    pulls,
-    row_lengths,
-    row_ratio,
-    squared_distances,
-    trust,
-)
-from fedbnn.storage.spool import Spool
+from fedbnn.defense.robust import pulls, row_lengths, row_ratio, squared_distances, trust
+from fedbnn.methods import aggregation
+from fedbnn.methods.aggregation import known_lengths, largest, pieces
+
+
+def influence_of_factor(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(list(aggregation.influence_of_factor(*parts)))
+
+
+def influence_of_point(*parts: torch.Tensor) -> torch.Tensor:
+    return torch.cat(list(aggregation.influence_of_point(*parts)))
 
 
 def squares(points: torch.Tensor) -> torch.Tensor:
@@ -183,17 +181,39 @@ def test_only_row_tensors_are_measured() -> None:
     assert row_lengths(tensors) == {"prototypes": [5.0, 1.0]}
 
 
-@pytest.mark.parametrize("memory", [0, 2**24])
+@pytest.mark.parametrize("scale", [1.0, 1e17, 1e30])
 @pytest.mark.parametrize("sites", [1, 7, 1000])
 def test_distances_are_those_of_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sites: int, memory: int
+    monkeypatch: pytest.MonkeyPatch, sites: int, scale: float
 ) -> None:
-    monkeypatch.setattr("fedbnn.defense.influence.CHUNK", 64)
-    points, spool = (
-        torch.randn(5, sites, generator=torch.Generator().manual_seed(0)),
-        Spool(tmp_path, memory),
-    )
-    for client, row in enumerate(points):
-        spool.put(client, row.view(torch.uint8).numpy().data)
-    assert torch.allclose(squared_distances(spool, range(5)), squares(points), atol=1e-9)
-    assert squared_distances(spool, []).shape == (1, 1)
+    monkeypatch.setattr("fedbnn.methods.aggregation.PIECE", 64)
+    points = torch.randn(5, sites, generator=torch.Generator().manual_seed(0)) * scale
+    found = squared_distances([pieces(point) for point in points])
+    assert torch.allclose(found / scale**2, squares(points) / scale**2, atol=1e-9)
+    assert squared_distances([]).shape == (1, 1)
+
+
+def test_points_that_agree_are_at_no_distance_however_far_out() -> None:
+    point = torch.randn(100_000, generator=torch.Generator().manual_seed(0)) * 1e9
+    found = squared_distances([pieces(point), pieces(point.clone()), pieces(-point)])
+    assert found[0, 1] == 0
+    assert found[0, 2] == pytest.approx(4 * float(point.double().square().sum()), rel=1e-5)
+
+
+def test_what_is_not_finite_spoils_its_own_distances_only() -> None:
+    points = torch.eye(4)
+    points[3, 0] = math.nan
+    found = squared_distances([pieces(point) for point in points])
+    assert found[:3, :3].isfinite().all()
+    assert not found[3, [0, 1, 2, 4]].isfinite().any()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10**6])
+def test_a_point_does_not_depend_on_its_pieces(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    loc, precision, info = torch.randn(3, 10, generator=random)
+    scale = torch.rand(10, generator=random) + 0.1
+    whole = influence_of_factor(loc, scale, precision, info)
+    monkeypatch.setattr("fedbnn.methods.aggregation.PIECE", piece)
+    assert torch.equal(influence_of_factor(loc, scale, precision, info).sort()[0], whole.sort()[0])
+    assert torch.equal(influence_of_point(loc, info), info - loc)

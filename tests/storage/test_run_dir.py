@@ -8,7 +8,7 @@ import pytest
 
 from fedbnn.errors import RunDirectoryError
 from fedbnn.state import State
-from fedbnn.storage import runs
+from fedbnn.storage import run_dir as runs
 from fedbnn.storage.ledger import Ledger
 
 CONFIG = {
@@ -64,7 +64,7 @@ def test_a_directory_with_rounds_is_not_started_again(tmp_path: Path) -> None:
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger, pytest.raises(RunDirectoryError, match="no run to resume"):
+    with Ledger(tmp_path) as ledger, pytest.raises(RunDirectoryError, match="before it began"):
         runs.resume(ledger, CONFIG)
 
 

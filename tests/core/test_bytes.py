@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbnn import wire
+from fedbnn import state as wire
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(0), "scalar": torch.tensor(3)}
 META = {"text": 'ü|"', "list": [1, {"x": None}], "number": 0.1}

@@ -1,0 +1,129 @@
+"""How far one update may move the fold: who stands apart from the other clients counts less.
+
+The backbone of every update is a point x_k in a space all clients share (`Method.influence`). With
+the lower median over the others of K clients that moved at all, and n_k images,
+
+    s_k = median_j |x_k - x_j|              how far client k stands from a typical other
+    r_k = s_k / median_j s_j                the same, by how far the others stand from each other
+    u_k = r_k sqrt(2 / K) min(1, n_k / median_j n_j)^(1/2)
+                                            how far it moves the mean of all, by the mean's error
+    trust_k = 1 for u_k <= cap,  2 - u_k / cap up to u_k = 2 cap,  0 beyond
+
+For if honest clients scatter by sigma, two of them are sqrt(2) sigma apart, their mean errs by
+sigma / sqrt(K), and one client at the distance r sqrt(2) sigma moves it by r sqrt(2) sigma / K.
+Fewer images than usual scatter more, as the root of their number, and weigh less. So with a cap of
+u one client makes the error about sqrt(1 + u^2) times as large, however many there are, and a gross
+forgery has no pull at all (Hampel's redescending weight). A norm would not do: a flipped sign has
+the norm of an honest update, and zeros have less. As long as fewer than half of the clients lie,
+every median is an honest distance. Three clients that moved are the least that can be judged.
+
+Rows of classes cannot be compared so: somebody may be the only one who knows a class, and a new
+class moves far. But rows are about equally long, and their precisions too. For each of these
+tensors, with l_kc the length of row c,
+
+    v_k = max_c l_kc / max(median_j median_c l_jc, L_c)    its longest row, by a typical one
+    trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
+
+L_c is the length of the precision that the library has for row c already, 0 for points. For where
+tasks drift, the last clients of an old task know their rows well, and add as much again as there
+is, while the first of a new one know little.
+
+A row that is alone wins every softmax and learns nothing, so clients with several classes are
+measured by each other: by the larger of their median and that of all. Clients with one class are
+measured likewise, or by all if fewer than two others have several.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+ROWS, LONG = ("prototypes", "prototypes.precision"), 5.0
+LEAST = 1e-6
+
+
+def squared_distances(points: Sequence[Iterable[Tensor]]) -> Tensor:
+    """|x_j - x_k|^2 of all pairs, piece by piece; the last row and column is the origin.
+
+    Differences first, so that points which agree are at a distance of exactly 0; in float32, and in
+    float64 where a forger sent something whose square float32 cannot hold.
+    """
+    count = len(points) + 1
+    rows, columns = torch.triu_indices(count, count, 1)
+    pairs = torch.zeros(len(rows), dtype=torch.float64)
+    for piece in zip(*points, strict=True):
+        matrix = torch.stack([*piece, torch.zeros_like(piece[0])])
+        distances = torch.pdist(matrix)
+        if not math.isfinite(float(distances.sum())):
+            distances = torch.pdist(matrix.double())
+        pairs += distances.double().square()
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    squares[rows, columns] = squares[columns, rows] = pairs
+    return squares
+
+
+def pulls(squares: Tensor, samples: Sequence[int]) -> list[float]:
+    """u_k from squared distances (K+1, K+1) and n_k; 0 where there is nobody to compare with."""
+    distances = squares.sqrt()
+    norms, clients = distances[:, -1].tolist(), range(len(samples))
+    moved = [k for k in clients if samples[k] and norms[k]]
+    others = [[j for j in moved if j != k] for k in clients]
+    far = [_median([float(distances[k, j]) for j in others[k]]) for k in clients]
+    ratios = [
+        _ratio(far[k], [far[j] for j in others[k]], [norms[j] for j in others[k]]) for k in clients
+    ]
+    few = [min(1.0, samples[k] / (_median([samples[j] for j in others[k]]) or 1)) for k in clients]
+    return [ratios[k] * math.sqrt(2 / (len(others[k]) + 1) * few[k]) for k in clients]
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower median: with two values the smaller one, so that one liar of three is outvoted."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def _ratio(far: float, others: Sequence[float], norms: Sequence[float]) -> float:
+    """far / median(others); others that agree exactly are measured by their length.
+
+    Two others at least are needed.
+    """
+    return far / (_median(others) or _median(norms)) if len(others) >= 2 else 0.0
+
+
+def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """l_c of every row tensor that is judged."""
+    present = [name for name in ROWS if name in tensors and len(tensors[name])]
+    return {name: tensors[name].norm(dim=1).tolist() for name in present}
+
+
+def row_ratio(
+    lengths: Mapping[int, Mapping[str, Sequence[float]]],
+    moved: Sequence[int],
+    client: int,
+    known: Mapping[str, Sequence[float]],
+) -> tuple[float, str]:
+    """The largest v_k over the row tensors of a client, and of which; 0 without two others."""
+    found = [(0.0, "")]
+    others = [lengths[other] for other in moved if other != client and other in lengths]
+    for name, own in lengths.get(client, {}).items():
+        theirs = [other[name] for other in others if name in other]
+        typical = _typical_length(theirs, alone=len(own) == 1)
+        if typical:
+            usual = [max(typical, old) for old in known.get(name, [0.0] * len(own))]
+            ratios = [length / much for length, much in zip(own, usual, strict=True)]
+            found.append((max(ratios), name))
+    return max(found)
+
+
+def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
+    """The yardstick for a client with one class (`alone`) or several; 0 where there is none."""
+    everybody = [_median(rows) for rows in others]
+    several = [_median(rows) for rows in others if len(rows) > 1]
+    if len(several) >= 2:
+        return max(_median(several), _median(everybody))
+    return _median(everybody) if alone and len(everybody) >= 2 else 0.0
+
+
+def trust(pull: float, cap: float) -> float:
+    """1 up to the cap, falling to 0 at twice the cap."""
+    return min(1.0, max(0.0, 2.0 - pull / cap))

@@ -1,0 +1,237 @@
+"""A run directory as a whole: whose it is, whether it is complete, what was measured, with what.
+
+config.json     in state/: the configuration it belongs to; without it there is no run
+finished.json   in state/: the round it was complete with
+metrics.jsonl   one line per round and each round once
+env.json        versions and hardware: no variables, names of people or machines, or paths
+"""
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedbnn.errors import RunDirectoryError
+from fedbnn.storage import files
+from fedbnn.storage.files import as_json, write_atomic
+from fedbnn.storage.ledger import Ledger
+
+Record = dict[str, Any]
+METRICS = "metrics.jsonl"
+_CONFIG, _FINISHED = "config.json", "finished.json"
+_PACKAGES = """fedbnn torch torchvision pytorch-lightning pyro-ppl torchmetrics numpy scikit-learn
+    safetensors jsonargparse rich matplotlib jinja2 wandb flwr"""
+
+
+def start(
+    ledger: Ledger, config: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
+) -> None:
+    """Make a directory a run: first the files `beside`, and last the configuration.
+
+    A directory that holds rounds already is refused untouched; one that was stopped before its
+    first round begins anew.
+    """
+    if ledger.round:
+        fix = f"resume it with --resume {ledger.run_dir}, or choose another name"
+        raise RunDirectoryError("this directory holds a run already", str(ledger.run_dir), fix)
+    files.remove(ledger.root / _CONFIG)
+    for name, payload in (beside or {}).items():
+        write_atomic(ledger.run_dir / name, payload)
+    write_atomic(ledger.root / _CONFIG, as_json(_plain(config)))
+
+
+def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
+    """Check that a run goes on with the configuration it was started with.
+
+    `may_differ` names keys, or whole sections (`engine`, `track.wandb`), that do not change the
+    result.
+    """
+    then, now = dict(flat(_started_with(ledger))), dict(flat(_plain(config)))
+    for key in sorted(then.keys() | now.keys()):
+        if then.get(key) != now.get(key) and not _covered(key, may_differ):
+            was, today = (
+                json.dumps(table[key]) if key in table else "absent" for table in (then, now)
+            )
+            what = f"cannot resume with another configuration: {key} was {was}, now it is {today}"
+            fix = "resume with the value it was started with, or start a new run"
+            raise RunDirectoryError(what, fix=fix)
+
+
+def _started_with(ledger: Ledger) -> dict[str, Any]:
+    """The configuration the run was started with."""
+    path = _begun(ledger.run_dir) / "state" / _CONFIG
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except ValueError as error:
+        what = "the stored configuration is damaged"
+        raise RunDirectoryError(what, str(path), "restore it from a copy") from error
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as JSON holds it: tuples are lists, paths are strings."""
+    return dict(json.loads(json.dumps(config, default=str)))
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section is a value of its own."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _covered(key: str, names: Collection[str]) -> bool:
+    """Whether a key, or a section it lies in, is named."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def finish(ledger: Ledger) -> None:
+    """Mark the run complete with its newest round."""
+    write_atomic(ledger.root / _FINISHED, as_json({"round": ledger.round}))
+
+
+def finished(ledger: Ledger) -> bool:
+    """Whether the run is already complete; one that had to fall back is not."""
+    path = ledger.root / _FINISHED
+    return path.exists() and path.read_bytes() == as_json({"round": ledger.round})
+
+
+def find(which: str, root: Path) -> Path:
+    """The run directory behind `--resume`: a path, or `last` for the newest run under `root`."""
+    if which != "last":
+        return _begun(Path(which))
+    runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
+    if not runs:
+        what, fix = "there is no run to resume", "start one without --resume"
+        raise RunDirectoryError(what, str(root), fix)
+    return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
+
+
+def _begun(run_dir: Path) -> Path:
+    """The directory, if a run has begun in it."""
+    if (run_dir / "state" / _CONFIG).is_file():
+        return run_dir
+    if (run_dir / "state").is_dir():
+        what, fix = "this run was stopped before it began", "start it again without --resume"
+    else:
+        what, fix = "there is no run to resume", "give the directory of a run, or `last`"
+    raise RunDirectoryError(what, str(run_dir), fix)
+
+
+def records(run_dir: Path) -> list[Record]:
+    """The rounds on record, in order; a last line cut short by a crash is left out."""
+    path, found = run_dir / METRICS, []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict) and "round" in record]
+
+
+def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add one round; when this returns, the line survives a power cut."""
+    files.write(run_dir / METRICS, _line(record), "ab")
+
+
+def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -> list[Record]:
+    """Make the records agree with the last committed round.
+
+    Later lines and repeats are dropped, and that round is added if it is missing.
+    """
+    kept = {line["round"]: line for line in records(run_dir) if line["round"] <= committed}
+    if record is not None:
+        kept[committed] = dict(record)
+    lines = [kept[number] for number in sorted(kept)]
+    write_atomic(run_dir / METRICS, b"".join(map(_line, lines)))
+    return lines
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for every number that JSON does not have (NaN and infinities)."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write a JSON file in one piece: a reader sees the old file or the new one."""
+    write_atomic(path, pretty(value))
+
+
+def pretty(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
+    """A JSON file for people."""
+    return (json.dumps(finite(value), indent=2, allow_nan=False) + "\n").encode()
+
+
+def numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries and lists as one level of `a/b/0` names; only numbers and words stay."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{name}/")
+        elif isinstance(value, list):
+            found |= numbers({str(place): part for place, part in enumerate(value)}, f"{name}/")
+        elif isinstance(value, int | float | str):
+            found[name] = value
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Everything worth knowing to repeat a run elsewhere."""
+    accelerators = range(torch.cuda.device_count())
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(number) for number in accelerators],
+        "packages": _versions(),
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    """The processor's own name, where the system tells."""
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
+    return name[1] if name else platform.processor()
+
+
+def _versions() -> dict[str, str]:
+    """The installed ones of the packages that matter here."""
+    found = {}
+    for name in _PACKAGES.split():
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, `-dirty` if files have changed."""
+    here = Path(__file__)
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    options: dict[str, Any] = {"cwd": here.parent, "capture_output": True, "text": True}
+    try:
+        for command in (["git", "ls-files", "--error-unmatch", here.name], described):
+            done = subprocess.run(command, timeout=10, check=True, **options)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return str(done.stdout).strip()
