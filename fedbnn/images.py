@@ -29,8 +29,9 @@ Batch = tuple[Tensor, Tensor]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MOST_PIXELS = 2**26
-_BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
-_BROKEN += (EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+_BROKEN: tuple[type[Exception], ...] = (OSError, SyntaxError, ValueError, LookupError, TypeError)
+_BROKEN += (ArithmeticError, MemoryError, EOFError, struct.error, zlib.error)
+_BROKEN += (Image.DecompressionBombError,)
 # Pillow warns of a picture that is refused here anyway, and in one line.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 

@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
     model = export.load(options.run_dir)
-    paths, (channels, *size) = images.find(options.pictures), model.card.image_shape
-    pixels = np.stack([images.decode(path, channels, tuple(size)) for path in paths])
+    paths, (channels, height, width) = images.find(options.pictures), model.card.image_shape
+    pixels = np.stack([images.decode(path, channels, (height, width)) for path in paths])
     prediction = model.predict(torch.from_numpy(pixels), options.samples)
     rows = _rows(paths, prediction, options.top)
     if options.uncertain_first:

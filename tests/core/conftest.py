@@ -43,7 +43,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> FederatedStream:
         clients=8,
         clients_per_round=3,
         alpha=1.0,
-        samples_per_round=120,
         cache_dir=cache,
         seed=3,
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from datamodules.stream import FederatedStream
+from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluation import Evaluation, evaluate_round
 from fedbnn.federation.local import LocalTraining
 from fedbnn.heads.predictor import Predictor
@@ -140,7 +141,12 @@ def test_a_random_network_scores_chance_in_both_regimes(
 def test_class_posteriors_travel_as_an_exchange_of_their_own(
     federate: Federate, digits: FederatedStream
 ) -> None:
-    federation, initial = federate(FedAvg(head="gaussian"), local=FAST, stream=Short(digits, 1))
+    federation, initial = federate(
+        FedAvg(head="gaussian"),
+        local=FAST,
+        stream=Short(digits, 1),
+        gate=Gate(influence_cap=None),
+    )
     engine = Overheard(federation.engine)  # type: ignore[arg-type]
     state = after(replace(federation, engine=engine), initial)
     assert [FitInstruction.from_bytes(payload).exchange for payload in engine.down] == [
