@@ -6,12 +6,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
-from jsonargparse.typing import (
-    NonNegativeInt,
-    OpenUnitInterval,
-    PositiveInt,
-    restricted_number_type,
-)
+from jsonargparse import typing as number
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -22,8 +17,8 @@ from datamodules.scenarios import largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
 
-Concentration = restricted_number_type("Concentration", float, [(">", 0), ("<", math.inf)])
-Side = restricted_number_type("Side", int, (">=", 4))
+Concentration = number.restricted_number_type("Concentration", float, [(">", 0), ("<", math.inf)])
+Side = number.restricted_number_type("Side", int, (">=", 4))
 _TEST_BATCH = 256
 
 
@@ -54,27 +49,27 @@ class FederatedStream(LightningDataModule):
         self,
         incremental: Literal["class", "task", "domain"] = "class",
         sources: list[str] | str = "digits",
-        tasks: PositiveInt | None = None,
+        tasks: number.PositiveInt | None = None,
         domains: list[str] | None = None,
         class_order: int | None = None,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
-        rounds_per_task: PositiveInt | None = None,
+        rounds_per_task: number.PositiveInt | None = None,
         boundaries: list[int] | None = None,
         durations: list[tuple[int, int]] | None = None,
-        stagger: PositiveInt | None = None,
-        clients: PositiveInt = 100,
-        clients_per_round: PositiveInt = 10,
+        stagger: number.PositiveInt | None = None,
+        clients: number.PositiveInt = 100,
+        clients_per_round: number.PositiveInt = 10,
         partition: Literal["dirichlet", "iid"] = "dirichlet",
         alpha: Concentration = 1.0,
-        samples_per_round: PositiveInt | None = None,
+        samples_per_round: number.PositiveInt | None = None,
         validation: bool = False,
-        validation_share: OpenUnitInterval = 0.1,
+        validation_share: number.OpenUnitInterval = 0.1,
         data_dir: str = "data",
         cache_dir: str | None = None,
         size: Side | None = None,
         download: bool = False,
         flip: bool = False,
-        shift: NonNegativeInt = 0,
+        shift: number.NonNegativeInt = 0,
         seed: int = 0,
     ) -> None:
         """Describe the stream.
@@ -257,13 +252,8 @@ class FederatedStream(LightningDataModule):
         }
         most = min(int(len(mixed[task]) / share + 1e-9) for task, share in shares.items())
         counts = largest_remainder([*shares.values()], min(images or most, most))
-        chosen = zip(shares, counts, strict=True)
-        return joined(
-            [
-                data.image_set(data.test, np.sort(mixed[task][:count]), task)
-                for task, count in chosen
-            ]
-        )
+        chosen = [(task, mixed[task][:count]) for task, count in zip(shares, counts, strict=True)]
+        return joined([data.image_set(data.test, np.sort(some), task) for task, some in chosen])
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a task, so `Trainer.test(module, datamodule=stream)` tests all of them."""
