@@ -152,11 +152,13 @@ class FederatedStream(LightningDataModule):
                 for shares in (self.shares, self.image_shares)
             )
             for task in tasks:
+                classes = self.tasks[task].classes
                 row = {"first": first, "last": last, "task": self.tasks[task].name}
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()
-                rows.append({**row, "classes": self.tasks[task].classes})
+                row["classes"] = f"{len(classes)}: {classes[0]} .. {classes[-1]}"
+                rows.append(row)
         return rows
 
     @cached_property
