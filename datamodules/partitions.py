@@ -16,23 +16,10 @@ def draws(seed: int, *path: int | str) -> np.random.Generator:
     return np.random.default_rng(address(seed, *path))
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """Images sorted by owner: the images of a client are one slice, however many clients."""
-
-    images: Integers
-    owners: Integers
-
-    @classmethod
-    def of(cls, images: Integers, owners: Integers) -> "Assignment":
-        """From images and the owner of each, in any order."""
-        order = np.argsort(owners, kind="stable")
-        return cls(images[order], owners[order])
-
-    def images_of(self, client: int) -> Integers:
-        """The images of one client."""
-        first, last = np.searchsorted(self.owners, (client, client + 1))
-        return self.images[first:last]
+def by_owner(images: Integers, owners: Integers, clients: int) -> list[Integers]:
+    """The images of each client, when every image has one owner."""
+    ends = np.cumsum(np.bincount(owners, minlength=clients))
+    return np.split(images[np.argsort(owners, kind="stable")], ends[:-1])
 
 
 def preference(seed: int, label: int, clients: int, alpha: float) -> NDArray[np.float64]:
@@ -119,13 +106,11 @@ class Partitioner:
         return np.argsort(order)
 
     @cached_property
-    def parts(self) -> tuple[Assignment, ...]:
+    def parts(self) -> list[list[Integers]]:
         """The images of each task, divided among all clients once and for all."""
         deal = iid if self.alpha is None else partial(dirichlet, alpha=self.alpha)
-        return tuple(
-            Assignment.of(images, deal(self.labels[images], self.clients, seed=self.seed))
-            for images in self.images
-        )
+        owners = (deal(self.labels[images], self.clients, seed=self.seed) for images in self.images)
+        return [by_owner(*task, self.clients) for task in zip(self.images, owners, strict=True)]
 
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""
@@ -133,7 +118,7 @@ class Partitioner:
 
     def owned(self, round: int, client: int) -> Integers:
         """The client's part of the task that it is on."""
-        return self.parts[self.task_of(round, client)].images_of(client)
+        return self.parts[self.task_of(round, client)][client]
 
     def participants(self, round: int) -> tuple[int, ...]:
         """A random sample of the clients that have images of the task they are on, in order."""
@@ -172,8 +157,9 @@ class Partitioner:
         The tasks are represented by their numbers of such clients, as evenly as whole numbers can.
         """
         on = self.schedule.task_of(round, self._rank, self.clients)
-        owners = {task: np.unique(self.parts[task].owners) for task in np.unique(on).tolist()}
-        ready = [these[on[these] == task] for task, these in owners.items()]
+        active = np.unique(on).tolist()
+        owns = {task: np.array([len(part) for part in self.parts[task]]) for task in active}
+        ready = [np.flatnonzero((on == task) & (owns[task] > 0)) for task in active]
         sizes = [len(these) for these in ready]
         count = min(self.clients_per_round, sum(sizes))
         start = draws(self.seed, "tasks of participants", round).random()

@@ -77,10 +77,6 @@ class Schedule:
         passed = (clients, *self.moved(round, clients), 0)
         return tuple(before - after for before, after in itertools.pairwise(passed))
 
-    def active(self, round: int, clients: int) -> tuple[int, ...]:
-        """The tasks that have clients."""
-        return tuple(task for task, count in enumerate(self.clients_on(round, clients)) if count)
-
     def task_of(self, round: int, rank: Integers, clients: int) -> Integers:
         """The task of the clients at these places in the order of changing over (0 moves first)."""
         moved = np.asarray(self.moved(round, clients), np.int64)
@@ -88,10 +84,11 @@ class Schedule:
 
     def phases(self, clients: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         """Runs of rounds with the same active tasks: first round, last round, the tasks."""
-        rounds = range(1, self.rounds + 1)
-        runs = itertools.groupby(rounds, lambda round: self.active(round, clients))
-        found = [(list(run), tasks) for tasks, run in runs]
-        return tuple((run[0], run[-1], tasks) for run, tasks in found)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for round in range(1, self.rounds + 1):
+            counts = enumerate(self.clients_on(round, clients))
+            found.setdefault(tuple(task for task, count in counts if count), []).append(round)
+        return tuple((rounds[0], rounds[-1], tasks) for tasks, rounds in found.items())
 
 
 def separate(ends: Sequence[int]) -> Schedule:

@@ -20,16 +20,8 @@ import numpy as np
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
-from datamodules.cache import (
-    Located,
-    Original,
-    Split,
-    Table,
-    cached,
-    fingerprint,
-    from_arrays,
-    from_files,
-)
+from datamodules import cache
+from datamodules.cache import Located, Original, Split, Table
 from datamodules.scenarios import require
 from fedbnn.errors import DataError, did_you_mean
 from fedbnn.images import below
@@ -59,10 +51,10 @@ class DatasetRegistry:
         """
         check_source(source)
         data = Path(self.data_dir).expanduser()
-        cache = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
+        decoded = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
         own = source.startswith(FOLDER) and image_folder(data / source.removeprefix(FOLDER))
         located = own or SOURCES[source](data, self.download)
-        return cached(short_name(source), located, self.size, cache, verify)
+        return cache.cached(short_name(source), located, self.size, decoded, verify)
 
 
 def source_names(sources: Sequence[str] | str) -> tuple[str, ...]:
@@ -132,7 +124,7 @@ class Official:
             raise DataError(f"data set {self.name} is missing", f"looked for {absent[0]}", fix)
         if absent:
             self._fetch(data_dir)
-        return Located(fingerprint(paths), lambda: self._read(data_dir, download))
+        return Located(cache.fingerprint(paths), lambda: self._read(data_dir, download))
 
     def _fetch(self, data_dir: Path) -> None:
         with network(self.name, data_dir):
@@ -163,7 +155,7 @@ def image_folder(root: Path) -> Located:
     if parts is None:
         fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
         raise DataError("no image folder", f"looked in {root}", fix)
-    return Located(fingerprint(parts), lambda: _read_folder(*parts))
+    return Located(cache.fingerprint(parts), lambda: _read_folder(*parts))
 
 
 def _read_folder(train: Path, test: Path) -> Original:
@@ -178,7 +170,7 @@ def _read_folder(train: Path, test: Path) -> Original:
 
 def _labelled(folders: Sequence[tuple[Path, int]]) -> Split:
     """Every picture of every class folder, in the order of names."""
-    return from_files([(file, label) for folder, label in folders for file in below(folder)])
+    return cache.from_files([(file, label) for folder, label in folders for file in below(folder)])
 
 
 def _tiny_imagenet(data_dir: Path, download: bool) -> Original:
@@ -194,7 +186,7 @@ def _tiny_imagenet(data_dir: Path, download: bool) -> Original:
     wnids = (root / "wnids.txt").read_text().split()
     train = _labelled([(root / "train" / wnid, label) for label, wnid in enumerate(wnids)])
     test = _annotated(root / "val", {wnid: label for label, wnid in enumerate(wnids)})
-    return Original(_words(root / "words.txt", wnids), train, from_files(test))
+    return Original(_words(root / "words.txt", wnids), train, cache.from_files(test))
 
 
 def _annotated(val: Path, number: dict[str, int]) -> list[tuple[Path, int]]:
@@ -233,22 +225,26 @@ def _reads(
 
 def _arrays(data: Any) -> Split:
     """All images in one array (n, height, width) or (n, height, width, 3)."""
-    return from_arrays(np.asarray(data.data), data.targets, f"{data.root}, {type(data).__name__}")
+    return cache.from_arrays(
+        np.asarray(data.data), data.targets, f"{data.root}, {type(data).__name__}"
+    )
 
 
 def _upright(data: Any) -> Split:
     """EMNIST's files hold every image mirrored along the diagonal."""
-    return from_arrays(data.data.transpose(1, 2).numpy(), data.targets, f"{data.root}, EMNIST")
+    return cache.from_arrays(
+        data.data.transpose(1, 2).numpy(), data.targets, f"{data.root}, EMNIST"
+    )
 
 
 def _channels_first(data: Any) -> Split:
     """STL-10's array is (n, 3, height, width)."""
-    return from_arrays(data.data.transpose(0, 2, 3, 1), data.labels, f"{data.root}, STL10")
+    return cache.from_arrays(data.data.transpose(0, 2, 3, 1), data.labels, f"{data.root}, STL10")
 
 
 def _image_files(data: Any) -> Split:
     """An image file each."""
-    return from_files([*zip(data._image_files, data._labels, strict=True)])
+    return cache.from_files([*zip(data._image_files, data._labels, strict=True)])
 
 
 def digits(_data_dir: Path, _download: bool) -> Located:
@@ -268,7 +264,7 @@ def _read_digits() -> Original:
         images, data.target, test_size=0.2, stratify=data.target, random_state=0
     )
     parts = zip((train, test), labels, strict=True)
-    return Original(_DIGITS, *(from_arrays(*part, "load_digits") for part in parts))
+    return Original(_DIGITS, *(cache.from_arrays(*part, "load_digits") for part in parts))
 
 
 def _idx(folder: str, test: str = "t10k") -> tuple[str, ...]:

@@ -150,11 +150,13 @@ class FederatedStream(LightningDataModule):
                 for shares in (self.shares, self.image_shares)
             )
             for task in tasks:
+                classes = self.tasks[task].classes
                 row = {"first": first, "last": last, "task": self.tasks[task].name}
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()
-                rows.append({**row, "classes": self.tasks[task].classes})
+                row["classes"] = f"{len(classes)}: {classes[0]} .. {classes[-1]}"
+                rows.append(row)
         return rows
 
     @cached_property
@@ -250,13 +252,8 @@ class FederatedStream(LightningDataModule):
         }
         most = min(int(len(mixed[task]) / share + 1e-9) for task, share in shares.items())
         counts = largest_remainder([*shares.values()], min(images or most, most))
-        chosen = zip(shares, counts, strict=True)
-        return joined(
-            [
-                data.image_set(data.test, np.sort(mixed[task][:count]), task)
-                for task, count in chosen
-            ]
-        )
+        chosen = [(task, mixed[task][:count]) for task, count in zip(shares, counts, strict=True)]
+        return joined([data.image_set(data.test, np.sort(some), task) for task, some in chosen])
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a task, so `Trainer.test(module, datamodule=stream)` tests all of them."""

@@ -21,8 +21,7 @@ def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
     model = export.load(options.run_dir)
-    paths, (channels, *sides) = images.find(options.pictures), model.card.image_shape
-    height, width = sides
+    paths, (channels, height, width) = images.find(options.pictures), model.card.image_shape
     pixels = np.stack([images.decode(path, channels, (height, width)) for path in paths])
     prediction = model.predict(torch.from_numpy(pixels), options.samples)
     rows = _rows(paths, prediction, options.top)

@@ -276,4 +276,4 @@ def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
     ]
     assert rows[1]["client_shares"] == pytest.approx([6 / 9, 3 / 9], abs=1e-3)
     assert rows[1]["image_shares"] == pytest.approx([6 * 60 / 480, 3 * 60 / 420], abs=1e-3)
-    assert rows[0]["classes"] == ("shapes/class00", "shapes/class01", "shapes/class02")
+    assert rows[0]["classes"] == "3: shapes/class00 .. shapes/class02"
