@@ -140,9 +140,7 @@ def _together(cells: Sequence[Cell], directory: Path, title: str) -> None:
     """Report, tables and figures of these cells, and the main tables on the screen."""
     if cells:
         written = report.write([cell.directory for cell in cells], directory, title)
-        console.show(
-            tables.main([cell.results() for cell in cells]), f"report  {written.page}"
-        )
+        console.show(tables.main([cell.results() for cell in cells]), f"report  {written.page}")
 
 
 def _swept(cells: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:

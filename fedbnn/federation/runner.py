@@ -124,9 +124,7 @@ def _play(plan: Plan, ledger: Ledger, console: Console, stack: ExitStack) -> Non
     with console, _failure_logged():
         engine = plan.engine()
         stack.callback(engine.close)
-        state = server.run(
-            _federation(plan, ledger, engine, (tracker, console)), plan.initial
-        )
+        state = server.run(_federation(plan, ledger, engine, (tracker, console)), plan.initial)
     _leave(plan, state, tracker, ledger)
     LOG.info("%s is complete", name)
 
