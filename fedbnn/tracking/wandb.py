@@ -32,7 +32,7 @@ QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(D
 CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("fedbnn")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from fedbnn.report import figures
+from fedbnn.report.tables import Runs, Varied
 from tests.cli.command import TINY, fedbnn
 
 
@@ -26,5 +29,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without figures: they take longer than a tiny run, and have tests of their own."""
-    monkeypatch.setattr("fedbnn.report.figures.every", lambda *_: {})
+    """Reports without figures, but those of a sweep: they take longer than a tiny run."""
+    drawn = figures.every
+
+    def swept(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
+        return drawn(runs, sweep) if sweep else {}
+
+    monkeypatch.setattr(figures, "every", swept)

@@ -73,7 +73,7 @@ def test_every_image_passes_the_model_once(stream, predictor) -> None:
     assert max(model.calls) <= 8
 
 
-def test_a_mixture_is_judged_image_by_image_in_its_own_task(gradual_stream, predictor) -> None:
+def test_a_mixture_is_tested_image_by_image_in_its_own_task(gradual_stream, predictor) -> None:
     line = evaluate_round(
         predictor(gradual_stream.classes[:4], confused), gradual_stream, 2, Evaluation()
     )

@@ -75,7 +75,7 @@ def test_the_schedule_shows_every_task_in_its_own_colour_and_by_its_name(tasks, 
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
     shown, counts = np.unique(pixels, axis=0, return_counts=True)
-    large = {tuple(colour) for colour, count in zip(shown, counts, strict=True) if count > 2000}
+    large = {tuple(colour) for colour, count in zip(shown, counts, strict=True) if count > 4000}
     assert len(large - {(255, 255, 255), (0x1B, 0x1F, 0x23)}) == tasks
     texts = figure.axes[0].texts + (figure.legends[0].get_texts() if figure.legends else [])
     assert [text.get_text() for text in texts] == names

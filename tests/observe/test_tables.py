@@ -75,7 +75,7 @@ def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
     assert found.spread == pytest.approx(statistics.stdev(differences))
 
 
-def test_a_run_judged_by_both_heads_is_two_lines_of_the_table_and_one_of_the_costs(grid) -> None:
+def test_a_run_tested_with_both_heads_is_two_lines_of_the_table_and_one_of_the_costs(grid) -> None:
     worse = {name: {**grid[0][name], "avg_fin": 1.0} for name in ("task_aware", "class_agnostic")}
     both = [{**grid[0], "linear": {**worse, "fon": grid[0]["fon"], "novelty": None}}, *grid[1:]]
     made = tables.every(both)
