@@ -17,7 +17,7 @@ from jsonargparse.typing import PositiveInt
 from rich.console import Console
 
 from fedbnn.cli.grid_progress import GridProgress
-from fedbnn.cli.main import Arguments, numbers, words
+from fedbnn.cli.main import Arguments, flags, numbers, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
@@ -122,7 +122,7 @@ class Cell:
         own = {"config": config, "method": self.method, "seed": str(self.seed), "run_dir": where}
         own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
         begun = {"resume": where} if self._file("state/config.json").is_file() else {}
-        return [word for key, value in (own | begun).items() for word in (f"--{key}", value)]
+        return flags(own | begun)
 
     def command(self, config: str) -> list[str]:
         """The process that runs it."""
@@ -171,7 +171,8 @@ def grid(
         varied: list[tuple[dict[str, str], str]] = [({}, f"{method}-s{seed}")]
         if sweep and sweep.method in (None, method):
             varied = [({sweep.key: value}, f"{method}-s{seed}-{value}") for value in sweep.values]
-        cells += [Cell(method, seed, (*(own | one).items(),), directory / f) for one, f in varied]
+        for one, folder in varied:
+            cells.append(Cell(method, seed, tuple((own | one).items()), directory / folder))
     return cells
 
 
@@ -252,23 +253,26 @@ class Pool:
 
 
 def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
-    """What the finished cells say together; of a sweep first each value by itself, then all."""
+    """What the finished cells say together: page, tables and figures; the main tables printed."""
     if not done:
         return
     if sweep is None:
         written = page.write_comparison([cell.directory for cell in done], directory, title)
         tables = comparison_tables.main([cell.results() for cell in done])
     else:
-        for value in sweep.values:
-            mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
-            if mine:
-                said = f"{sweep.key}={value}"
-                page.write_comparison(mine, directory / said, f"{title}, {sweep.key} = {value}")
-        values, title = (
-            {c.directory: sweep.of(c) for c in done},
-            f"{title}, {sweep.key} = {', '.join(sweep.values)}",
-        )
-        written = page.write_sweep(sweep.key, values, directory, title)
-        named = sweeps.named([(sweep.of(cell), cell.results()) for cell in done])
-        tables = [comparison_tables.averages(named)]
+        _write_values(done, sweep, directory, title)
+        values = {cell.directory: sweep.of(cell) for cell in done}
+        named = f"{title}, {sweep.key} = {', '.join(sweep.values)}"
+        written = page.write_sweep(sweep.key, values, directory, named)
+        results = sweeps.named([(sweep.of(cell), cell.results()) for cell in done])
+        tables = [comparison_tables.averages(results)]
     console.show(tables, f"report  {written.page}")
+
+
+def _write_values(done: Sequence[Cell], sweep: Sweep, directory: Path, title: str) -> None:
+    """Of a sweep, each value by itself, beside the methods that do not vary."""
+    for value in sweep.values:
+        mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
+        if mine:
+            named = f"{title}, {sweep.key} = {value}"
+            page.write_comparison(mine, directory / f"{sweep.key}={value}", named)

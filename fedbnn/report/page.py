@@ -11,7 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedbnn import __version__
-from fedbnn.config import yaml as strict_yaml
+from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import (
     comparison_figures,
@@ -251,7 +251,7 @@ def _differing(runs: Mapping[Path, Json]) -> config_differences.Differences:
     for run_dir, run in runs.items():
         first.setdefault(run["method"], run_dir / "config.yaml")
     return config_differences.between(
-        {method: strict_yaml.read(path) for method, path in first.items() if path.exists()}
+        {method: yaml.read(path) for method, path in first.items() if path.exists()}
     )
 
 
