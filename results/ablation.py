@@ -1,9 +1,9 @@
-"""The ablation of results/ablation.md: FedBNN with one factor changed at a time, three seeds, by `fedbnn compare --sweep`.
+"""The ablation of results/ablation.md: FedBNN with one factor changed at a time, three seeds.
 
     python results/ablation.py --data_dir data --jobs 2 --out runs/ablation
 
-Stopping and starting again continues. It ends with results/ablation_table.md: both heads are read off every run, so the
-head is a column, not a row.
+Each factor is a `fedbnn compare --sweep`; stopping and starting again continues. It ends with
+results/ablation_table.md: both heads are read off every run, so the head is a column, not a row.
 """
 
 import argparse

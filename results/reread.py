@@ -1,9 +1,9 @@
-"""Read finished runs again with other settings of their class posteriors: nothing is trained, the same draws judge.
+"""Read finished runs again with other settings of their class posteriors: nothing is trained.
 
-    python results/reread.py --runs runs/compare-NAME/fedbnn-s? --rows 0 0.1 0.2 --priors uniform frequency
+    python results/reread.py --runs runs/compare-NAME/fedbnn-s? --rows 0 0.1 --priors frequency
 
-The last state of each run is judged on all images its configuration tests on; a line is a method with one reading, averaged
-over its runs.
+The last state of each run is judged, by the same draws, on all images its configuration tests on; a
+line is a method with one reading, averaged over its runs.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def judged(
 
 
 def table(found: Sequence[tuple[str, Reading, list[float]]]) -> list[str]:
-    """Markdown: mean and standard deviation over the runs of a method, one line for each reading."""
+    """Markdown: mean and standard deviation over the runs of a method, a line for each reading."""
     lines = [
         f"| method | rows | prior | {' | '.join(COLUMNS)} |",
         "|---" * (3 + len(COLUMNS)) + "|",

@@ -1,11 +1,12 @@
-"""The search behind results/tuning.md: trials of one configuration on the validation split, several at a time.
+"""The search behind results/tuning.md: trials of one configuration on the validation split.
 
     python results/search.py --data_dir data --jobs 2 results/trials.txt
 
-Every line of the trials file is a name and settings (`fedprox method=fedprox method.mu=0.1`). The class posteriors do
-not change how a backbone or a row is trained, so each trial is trained once and both heads are read off it. Trials that
-are in results/tuning.json already, with the same name, configuration and settings, are not run again; to make the whole
-search again, give it a file of its own (`--found again.json`). The table stands beside that file (`again_table.md`).
+Every line of the trials file is a name and settings (`fedprox method=fedprox method.mu=0.1`). The
+class posteriors do not change how a backbone or a row is trained, so each trial is trained once and
+both heads are read off it. Trials that are in results/tuning.json already, with the same name,
+configuration and settings, are not run again; to make the whole search again, give it a file of its
+own (`--found again.json`). The table stands beside that file (`again_table.md`).
 """
 
 import argparse
@@ -60,7 +61,7 @@ def run(asked: dict, options: argparse.Namespace) -> dict:
 
 
 def wanted(trials: Path, config: str) -> list[dict]:
-    """The trials of a file: name, configuration and settings, which together are what a trial is known by."""
+    """The trials of a file; one is known by its name, configuration and settings together."""
     lines = [
         line.split()
         for line in trials.read_text().splitlines()
@@ -105,9 +106,8 @@ def write_table(entries: list[dict], file: Path) -> None:
             for regime in ("task_aware", "class_agnostic")
         ]
         settings = " ".join(f"{key}={value}" for key, value in one["settings"].items())
-        lines.append(
-            f"| {one['config']} | {one['trial']} | `{settings}` | {' | '.join(cells)} | {one['seconds']:.0f} |"
-        )
+        known_by = f"{one['config']} | {one['trial']} | `{settings}`"
+        lines.append(f"| {known_by} | {' | '.join(cells)} | {one['seconds']:.0f} |")
     file.write_text("\n".join(lines) + "\n")
 
 

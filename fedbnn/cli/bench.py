@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, numbers
+from fedbnn.cli.main import Arguments, flags, numbers
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
@@ -77,9 +77,7 @@ def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[st
     """The configuration to measure, as words."""
     asked = {"config": options.config, "method": options.method}
     asked |= {"stream.data_dir": options.data_dir, "track.wandb": "off", "evaluate.every": "0"}
-    return [
-        word for key, value in (asked | dict(more or {})).items() for word in (f"--{key}", value)
-    ]
+    return flags({**asked, **(more or {})})
 
 
 def _short_tasks(options: Namespace) -> dict[str, str]:
@@ -190,14 +188,14 @@ def _scale(options: Namespace) -> list[Row]:
         asked = {**settings, "method": options.method, "stream.clients": str(registered)}
         asked["stream.clients_per_round"] = str(participants)
         asked["stream.samples_per_round"] = str(8 * participants)
-        words = [word for key, value in asked.items() for word in (f"--{key}", value)]
-        rows.append({"registered": registered, "participants": participants, **_measured(words)})
+        measured = _measured(flags(asked))
+        rows.append({"registered": registered, "participants": participants, **measured})
     return rows
 
 
 def _memory(options: Namespace) -> list[Row]:
     """Resident memory of a run after each round: after the first ones it should not grow."""
-    found = _measured(_words(options, _short_tasks(options)))
+    found = _measured(_words(options, {**_short_tasks(options), "evaluate.every": "1"}))
     resident = found["by_round_mib"]
     warm = min(WARM, len(resident))
     row = {

@@ -17,7 +17,7 @@ from jsonargparse.typing import PositiveInt
 from rich.console import Console
 
 from fedbnn.cli.grid_progress import GridProgress
-from fedbnn.cli.main import Arguments, numbers, words
+from fedbnn.cli.main import Arguments, flags, numbers, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
@@ -122,7 +122,7 @@ class Cell:
         own = {"config": config, "method": self.method, "seed": str(self.seed), "run_dir": where}
         own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
         begun = {"resume": where} if self._file("state/config.json").is_file() else {}
-        return [word for key, value in (own | begun).items() for word in (f"--{key}", value)]
+        return flags(own | begun)
 
     def command(self, config: str) -> list[str]:
         """The process that runs it."""
@@ -171,7 +171,8 @@ def grid(
         varied: list[tuple[dict[str, str], str]] = [({}, f"{method}-s{seed}")]
         if sweep and sweep.method in (None, method):
             varied = [({sweep.key: value}, f"{method}-s{seed}-{value}") for value in sweep.values]
-        cells += [Cell(method, seed, (*(own | one).items(),), directory / f) for one, f in varied]
+        for one, folder in varied:
+            cells.append(Cell(method, seed, tuple((own | one).items()), directory / folder))
     return cells
 
 
@@ -252,7 +253,7 @@ class Pool:
 
 
 def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
-    """What the finished cells say together; of a sweep first each value by itself, then all."""
+    """What the finished cells say together: page, tables and figures; the main tables printed."""
     if not done:
         return
     run_dirs, results = [cell.directory for cell in done], [cell.results() for cell in done]

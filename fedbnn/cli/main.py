@@ -2,7 +2,7 @@
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -89,6 +89,11 @@ class Arguments(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         raise ConfigError(message, self.prog, f"see {self.prog} --help")
+
+
+def flags(settings: Mapping[str, str]) -> list[str]:
+    """Settings as the words of a command line."""
+    return [word for key, value in settings.items() for word in (f"--{key}", value)]
 
 
 def words(text: str) -> list[str]:

@@ -85,7 +85,8 @@ def _train(wanted: Sequence[Parsed]) -> int:
         try:
             found.append(_run(parsed, directory))
         except Stopped as stopped:
-            sys.stderr.write(stopped.message(directory) + "\n")
+            done = max(manifests.rounds(directory / "state"), default=0)
+            sys.stderr.write(stopped.message(directory, done) + "\n")
             return int(stopped.code)
     if len(found) > 1:
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
@@ -135,11 +136,10 @@ class Stopped(BaseException):
         self.code = code
         super().__init__(code)
 
-    def message(self, run_dir: Path) -> str:
-        """What happened and how to go on, in one line."""
+    def message(self, run_dir: Path, round: int) -> str:
+        """What happened after this round and how to go on, in one line."""
         name = {code: number.name for number, code in CODES.items()}[self.code]
-        done = max(rounds(run_dir), default=0)
-        where = f"after round {done}" if done else "before the first round"
+        where = f"after round {round}" if round else "before the first round"
         go_on = f"go on with: python train.py --resume {run_dir}"
         return f"stopped by {name} {where} was committed; {go_on}"
 

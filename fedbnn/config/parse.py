@@ -6,16 +6,17 @@ chooses, the word that was probably meant, and errors in one line.
 
 import argparse
 import inspect
-import json
+import math
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_type_hints
 
-from jsonargparse import ArgumentParser, set_loader
+from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from fedbnn.config import yaml
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
@@ -81,9 +82,10 @@ def parse(
     flags, names, words = _flags(argv, schema)
     file = flags.config or (flags.resume and run_directory(flags.resume) / "config.yaml")
     tree = _renamed(_longhand(yaml.read(Path(file)) if file else {}, schema), names, schema)
+    parser = _parser(schema, _names(tree, schema))
     if flags.help:
-        _stop_after(_help(_parser(schema, _names(tree, schema), SUPPRESS)))
-    parsed = _checked(_parser(schema, _names(tree, schema)), tree, words, schema, flags)
+        _stop_after(_help(parser))
+    parsed = _checked(parser, tree, words, schema, flags)
     if flags.print_config:
         _stop_after(yaml.dump(parsed.values))
     return parsed
@@ -158,11 +160,8 @@ def _renamed(tree: Tree, chosen: Mapping[str, str], schema: Schema) -> Tree:
     return {**tree, **named}
 
 
-def _parser(schema: Schema, names: Mapping[str, str], free: str | None = None) -> ArgumentParser:
-    """A parser that raises its errors, with a group of arguments for each section.
-
-    `free` is the help text of the keys of free sections.
-    """
+def _parser(schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
+    """A parser that raises its errors, with a group of arguments for each section."""
     set_loader("strict", lambda text: yaml.parse(text, "value"), exceptions=(ConfigError,))
     how: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
     parser = ArgumentParser(parser_mode="strict", usage=USAGE, description=ABOUT, **how)
@@ -173,7 +172,7 @@ def _parser(schema: Schema, names: Mapping[str, str], free: str | None = None) -
         elif isinstance(entry, Free):
             group = parser.add_argument_group(key, entry.help)
             for name, kind in _arguments(entry).items():
-                group.add_argument(f"--{key}.{name}", type=kind, default=SUPPRESS, help=free)
+                group.add_argument(f"--{key}.{name}", type=kind, default=SUPPRESS, help=SUPPRESS)
         else:
             _add_section(parser, key, entry, names.get(key, ""))
     return parser
@@ -215,8 +214,7 @@ def _checked(
         values = parser.parse_args(list(words), namespace=parser.parse_object(dict(tree)))
         parser.validate(values, skip_unset=False)
         built = parser.instantiate(values)
-        text = parser.dump(values, format="json", skip_unset=False)
-        plain = json.loads(text, parse_constant=_no_nan)
+        plain = _plain(values)
     except (ArgumentError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _explained(str(error), *_keys(parser, schema)) from error
     sections = {key: entry for key, entry in schema.items() if not isinstance(entry, Value)}
@@ -231,11 +229,18 @@ def _checked(
     return parsed
 
 
-def _no_nan(text: str) -> float:
-    """Infinity is a number; NaN is none, and would pass every comparison by failing it."""
-    if text == "NaN":
+def _plain(value: Any) -> Any:
+    """The value as YAML and JSON hold it; NaN is none: it would pass all comparisons by failing."""
+    if isinstance(value, Namespace | Mapping):
+        items = vars(value) if isinstance(value, Namespace) else value
+        return {str(key): _plain(item) for key, item in items.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
         raise ValueError("nan is not a setting")
-    return float(text)
+    kinds = [kind for kind in (bool, int, float, str) if isinstance(value, kind)]
+    bare = value.value if isinstance(value, Enum) else value
+    return bare if bare is None else (kinds or [str])[0](bare)
 
 
 def _help(parser: ArgumentParser) -> str:

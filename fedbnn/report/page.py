@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedbnn import __version__
-from fedbnn.config import yaml as strict_yaml
+from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, formats, style, tables, words
 from fedbnn.report.tables import Results, Runs, Varied

@@ -1,4 +1,4 @@
-"""The commands as a user starts them: as a process where that matters, else by the same entry point in this one."""
+"""The commands as a user starts them: as a process where that matters, else in this one."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ from fedbnn.cli.main import main
 ROOT = Path(__file__).parents[2]
 TINY = """
 name: tiny
-stream: {incremental: class, sources: digits, tasks: 2, rounds_per_task: 2, clients: 4, clients_per_round: 2}
+stream: {sources: digits, tasks: 2, rounds_per_task: 2, clients: 4, clients_per_round: 2}
 network: {name: mlp, hidden: [16]}
 method: fedbnn
 client: {epochs: 1, batch_size: 32}

@@ -36,7 +36,10 @@ results |= {"method": method, "seed": int(seed)}
 
 @pytest.fixture
 def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In the place of each run a process that copies a finished one; it fails where a name in this list is part of its own."""
+    """In the place of each run a process that copies a finished one.
+
+    It fails where a name in this list is part of its own.
+    """
     failing: list[str] = []
 
     def command(cell: Cell, _config: str) -> list[str]:

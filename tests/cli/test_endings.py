@@ -1,4 +1,4 @@
-"""How `python train.py` ends when it cannot do what was asked, or is asked to stop; and runs beside each other."""
+"""How `python train.py` ends when it cannot do what was asked, or is asked to stop."""
 
 import json
 import os
@@ -124,7 +124,8 @@ def test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes(
     assert screen.rindex(b"\x1b[?25h") > screen.rindex(b"\x1b[?25l")
     assert not COLOUR.search(screen)
     assert re.search(
-        rb"stopped by SIGINT after round \d+ was committed; go on with: python train.py --resume runs/tiny",
+        rb"stopped by SIGINT after round \d+ was committed; "
+        rb"go on with: python train.py --resume runs/tiny",
         screen,
     )
     assert fedbnn("train", "--resume", "last") == 0
@@ -141,7 +142,7 @@ def test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes(
 def on_a_terminal(
     folder: Path, words: tuple[str, ...], ready: Callable[[], bool]
 ) -> tuple[bytes, int]:
-    """Start the command on a terminal without colours, interrupt it when it is `ready`; what it showed, and its exit code."""
+    """Interrupt the command on a terminal without colours; what it showed, and its exit code."""
     ours, theirs = os.openpty()
     told = environment(NO_COLOR="1", TERM="xterm-256color")
     shown: list[bytes] = []

@@ -16,7 +16,7 @@ from tests.cli.command import fedbnn as command
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten digits as PNGs of another size and mode than the model was trained on, and one in a folder of its own."""
+    """Ten digits as PNGs of other sizes and modes than in training, one in a deeper folder."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "deeper").mkdir()
     for number, pixels in enumerate(load_digits().images[:10]):

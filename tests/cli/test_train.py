@@ -1,16 +1,23 @@
-"""`python train.py` as a newcomer meets it: what it prints, what it leaves behind, and that it can be repeated."""
+"""`python train.py` as a newcomer meets it: what it prints and leaves, and that it repeats."""
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from fedbnn.cli.compose import SCHEMA
+from datamodules.stream import FederatedStream
+from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.cli.main import main
-from fedbnn.cli.train import WELCOME
-from tests.cli.command import ROOT, fedbnn, files, final, process
+from fedbnn.cli.train import WELCOME, parse
+from fedbnn.config import yaml
+from fedbnn.config.parse import restored
+from fedbnn.federation.experiment import run
+from fedbnn.networks import MLP
+from lightning_modules.client_runner import ClientRunner
+from tests.cli.command import ROOT, TINY, fedbnn, files, final, process
 
 PROMISED = {
     *(
@@ -210,3 +217,25 @@ def test_every_key_of_the_schema_stands_in_the_kept_configuration(finished: Path
     assert [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()] == list(
         SCHEMA
     )
+
+
+def test_a_run_can_be_made_and_run_without_a_command_line(finished: Path, tmp_path: Path) -> None:
+    asked = yaml.parse(TINY, "tiny")
+    found = run(compose(restored(asked, SCHEMA), tmp_path / "run"))
+    assert found["method"] == "fedbnn"
+    assert final(tmp_path / "run") == final(finished)
+
+
+def test_nothing_is_made_twice_in_a_process(finished: Path, tmp_path: Path) -> None:
+    made: list[type] = []
+
+    def counted(kind: type) -> Callable[..., None]:
+        start = kind.__init__
+        return lambda one, *some, **more: (made.append(kind), start(one, *some, **more))[1]
+
+    parsed = parse(["--config", str(finished.parent / "tiny.yaml")])
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (FederatedStream, MLP, ClientRunner):
+            patch.setattr(kind, "__init__", counted(kind))
+        run(compose(parsed, tmp_path / "run"))
+    assert sorted(kind.__name__ for kind in made) == ["ClientRunner", "FederatedStream", "MLP"]

@@ -1,4 +1,4 @@
-"""Every experiment in conf/: it builds without its data, and those of the paper follow the paper's schedules."""
+"""Every experiment in conf/ builds without its data; those of the paper have its schedules."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ NATURAL = {
 
 @dataclass(frozen=True)
 class Expected:
-    """What a configuration must say: the windows (start, end] of its tasks, what its tasks are made of, image size, clients."""
+    """What a configuration must say: windows (start, end] and stuff of its tasks, size, clients."""
 
     windows: tuple[tuple[int, int], ...]
     made_of: str

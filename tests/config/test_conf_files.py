@@ -1,4 +1,4 @@
-"""Every file in conf/ parses and builds, and the real schema keeps the promises of the small one."""
+"""Every file in conf/ parses and builds; the real schema keeps the promises of the small one."""
 
 import copy
 import shutil
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pytorch_lightning.callbacks import Timer
+from pytorch_lightning.loggers import CSVLogger
 
 from fedbnn.cli.compose import SCHEMA
 from fedbnn.cli.main import main
@@ -45,6 +47,23 @@ def test_every_name_has_options_that_parse(key: str) -> None:
             for word in (f"--{key}.{option}", dump_scalar(value))
         ]
         assert parse(["--config", str(QUICKSTART), *again], SCHEMA)[key] == values
+
+
+def test_objects_of_the_trainer_are_named_by_their_class_and_survive_writing(
+    tmp_path: Path,
+) -> None:
+    timer = {"class_path": "pytorch_lightning.callbacks.Timer"}
+    logger = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "x"}}
+    asked = {"trainer": {"callbacks": [timer], "logger": logger, "gradient_clip_val": 0.5}}
+    (tmp_path / "asked.yaml").write_text(dump(asked), encoding="utf-8")
+    config = parse(["--config", str(tmp_path / "asked.yaml")], SCHEMA)
+    (tmp_path / "again.yaml").write_text(dump(config.values), encoding="utf-8")
+    again = parse(["--config", str(tmp_path / "again.yaml")], SCHEMA)
+    assert again.values == config.values
+    made = again.build("trainer")
+    assert made.keys() == asked["trainer"].keys()
+    assert isinstance(made["callbacks"][0], Timer)
+    assert isinstance(made["logger"], CSVLogger)
 
 
 def dump_scalar(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""However a configuration is damaged, the answer is a configuration or one line: never a traceback."""
+"""However a configuration is damaged, the answer is one, or one line: never a traceback."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a configuration says when it is wrong: one line, exit code 2, and the word that was meant."""
+"""What a configuration says when it is wrong: one line, code 2, and the word that was meant."""
 
 from pathlib import Path
 

@@ -108,7 +108,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_wrong_file_is_refused_in_one_line",
             "test_a_wrong_flag_is_refused_in_one_line",
         ),
-        "config/test_strict_yaml.py": ("test_scalars_are_read_as_they_look",),
+        "config/test_yaml.py": ("test_scalars_are_read_as_they_look",),
         "config/test_conf_files.py": (
             "test_a_mistake_ends_in_one_line_code_2_and_no_run_directory",
         ),
