@@ -15,12 +15,12 @@ from statistics import mean, stdev
 from typing import get_args
 
 import torch
-
-from fedbnn import export
-from fedbnn.cli.train import parse
 from fedbnn.evaluation.evaluation import evaluate_round
 from fedbnn.heads.discriminant import ClassPrior, Reading
 from fedbnn.heads.predictor import Predictor
+
+from fedbnn import export
+from fedbnn.cli.train import parse
 
 COLUMNS = {
     "aware @Fin": ("task_aware", "accuracy"),

@@ -85,7 +85,7 @@ def _train(wanted: Sequence[Parsed]) -> int:
         try:
             found.append(_run(parsed, directory))
         except Stopped as stopped:
-            done = max(manifests.rounds(directory / "state"), default=0)
+            done = max(rounds(directory), default=0)
             sys.stderr.write(stopped.message(directory, done) + "\n")
             return int(stopped.code)
     if len(found) > 1:

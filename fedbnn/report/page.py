@@ -114,7 +114,7 @@ def _differing(runs: Mapping[Path, Results]) -> dict[str, Sequence[str]]:
     first: dict[str, Path] = {}
     for run_dir, run in runs.items():
         first.setdefault(run["method"], run_dir / "config.yaml")
-    read = strict_yaml.read
+    read = yaml.read
     return differences({method: read(path) for method, path in first.items() if path.exists()})
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from fedbnn.defense.updates import read_update
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
-from fedbnn.defense.updates import read_update
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
 from fedbnn.federation.server import Federation

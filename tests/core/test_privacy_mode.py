@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fedbnn.defense.updates import read_update
 
 from datamodules.stream import FederatedStream
-from fedbnn.defense.updates import read_update
 from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
 from fedbnn.heads import GaussianHead, LinearHead

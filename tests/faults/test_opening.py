@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Never
 
 import pytest
+from fedbnn.federation.runner import Plan, conduct
 
 import train
 from fedbnn.config import parse
 from fedbnn.errors import RunDirectoryError
-from fedbnn.federation.runner import Plan, conduct
 from fedbnn.state import State
 from fedbnn.storage import run_dir as directory
 from fedbnn.storage.ledger import Ledger

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedbnn.storage.environment import environment
 from PIL import Image
 from scipy.stats import t as student
 
@@ -20,7 +21,6 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.report import page as report
 from fedbnn.report import tables, words
 from fedbnn.report.tables import Varied
-from fedbnn.storage.environment import environment
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

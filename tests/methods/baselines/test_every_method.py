@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from fedbnn.defense.updates import read_update
+
 from fedbnn.heads import HEADS
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import METHODS, Method, fedprox

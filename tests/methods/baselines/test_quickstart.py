@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.config.parse import parse
-
 from fedbnn.federation import experiment
 from fedbnn.report import page
 
