@@ -1,4 +1,4 @@
-"""Seeds are addresses: every random draw is named by (run seed, purpose, round, client), never by history.
+"""Seeds are addresses: a draw is named by (run seed, purpose, round, client), never by history.
 
 So nothing random is saved to resume a run, and it does not matter which process a client runs in.
 """
@@ -18,7 +18,7 @@ def address(seed: int, *path: int | str) -> int:
 
 @contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Draw from torch's generators seeded with `seed`, and leave them afterwards as they were found."""
+    """Draw from torch's generators seeded with `seed`, and leave them as they were found."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield

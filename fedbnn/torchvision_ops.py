@@ -1,8 +1,8 @@
 """Let torchvision's CUDA wheel be imported beside a CPU-only torch.
 
-That wheel registers fake kernels for operators which its compiled library would have declared; where the
-library cannot load, the import dies with "operator torchvision::nms does not exist". Declaring the two
-schemas first is all it needs. Nothing happens when the operators already exist or torchvision is whole.
+That wheel registers fake kernels for operators which its compiled library would have declared;
+where the library cannot load, the import dies with "operator torchvision::nms does not exist".
+Declaring the two schemas first is all it needs. Nothing happens where torchvision is whole.
 """
 
 import importlib.machinery
@@ -16,7 +16,7 @@ _OPERATORS = ("nms", "qnms")
 
 
 def _library_loads() -> bool:
-    """Whether torchvision's own compiled library can be loaded here (it then declares the operators itself)."""
+    """Whether torchvision's own compiled library loads, which declares the operators itself."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True
@@ -32,7 +32,7 @@ def _library_loads() -> bool:
 
 
 def declare_missing() -> list[torch.library.Library]:
-    """Declare torchvision's nms operators if they are missing; the returned handles keep them alive."""
+    """Declare torchvision's nms operators if they are missing; the handles keep them alive."""
     missing = [name for name in _OPERATORS if not hasattr(torch.ops.torchvision, name)]
     if not missing or _library_loads():
         return []

@@ -263,7 +263,8 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
         for value in sweep.values:
             mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
             if mine:
-                page.write(mine, directory / f"{sweep.key}={value}", f"{title}, {sweep.key} = {value}")
+                said = f"{sweep.key}={value}"
+                page.write(mine, directory / said, f"{title}, {said}")
         varied = tables.Varied(sweep.key, [sweep.of(cell) for cell in done])
         title = f"{title}, {sweep.key} = {', '.join(sweep.values)}"
         written = page.write(run_dirs, directory, title, sweep=varied)

@@ -190,7 +190,8 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
     found, directory = _results(experiment, ledger), experiment.run_dir
     run_dir.write_json(directory / "results.json", found)
-    run_dir.write_json(directory / "diagnostics.json", results.diagnostics(run_dir.records(directory)))
+    drawn_from = results.diagnostics(run_dir.records(directory))
+    run_dir.write_json(directory / "diagnostics.json", drawn_from)
     if experiment.method.shares_prototypes:
         card = replace(experiment.card, classes=state.classes)
         export.save_model(directory, card, state, experiment.layout)

@@ -147,7 +147,8 @@ def features(
     layout.write(backbone, weights, buffers)
     backbone.eval()
     with torch.inference_mode():
-        return torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)]).double()
+        batches = images.loader(BATCH, shuffle=False)
+        return torch.cat([backbone(batch) for batch, _ in batches]).double()
 
 
 @dataclass(frozen=True)

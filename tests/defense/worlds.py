@@ -121,10 +121,10 @@ def judged(
         "train",
         "prior",
         sample_counts,
-        expected=lambda classes: method.expected(state, "train", classes),
-        defect=lambda update: method.defect(state, update),
-        influence=lambda update: method.influence(state, update),
-        known=lambda update: method.known(state, update),
+        expected=lambda classes: method.aggregator(state).expected(state, classes),
+        defect=lambda update: method.aggregator(state).defect(state, update),
+        influence=lambda update: method.aggregator(state).influence(state, update),
+        known=lambda update: method.aggregator(state).known(state, update),
     )
     candidates = Candidates(
         gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0)
