@@ -6,16 +6,14 @@ It is written aside and renamed, so it is whole or not there. An array whose sta
 again; one whose stamp differs must match its digest, or the data set is built again.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from fedbnn.errors import DataError
+from fedbnn.errors import DataError, RunDirectoryError
 from fedbnn.images import Array, decode, fitted
 from fedbnn.storage import files
 
@@ -123,7 +121,8 @@ def cached(
     with suppress(Damaged):
         return _opened(name, place, verify)
     try:
-        with _alone(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with files.Lock(place.parent / f".{place.name}.lock", wait=True):
             try:
                 return _opened(name, place, verify)
             except Damaged as damage:
@@ -136,34 +135,17 @@ def cached(
         raise DataError(f"cache cannot be written: {error}", str(place), fix) from error
 
 
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process builds while others that need the same wait for it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / f".{place.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _build(name: str, located: Located, size: int | None, place: Path) -> None:
     """Decode into a directory aside, then rename; what stood in the place before is removed."""
     original = _read(name, located)
-    with tempfile.TemporaryDirectory(
-        dir=place.parent, prefix=".building-", ignore_cleanup_errors=True
-    ) as aside:
-        fresh = Path(aside) / "new"
-        fresh.mkdir()
+    with files.whole_directory(place) as fresh:
         shape = original.train.read(0, size).shape
         histogram = _decode(name, original.train, size, fresh / "train", shape)
         _decode(name, original.test, size, fresh / "test", shape)
         mean, deviation = _statistics(histogram)
-        digests = {array: _digest(fresh / f"{array}.npy") for array in _ARRAYS}
+        digests = {array: files.digest(fresh / f"{array}.npy") for array in _ARRAYS}
         meta = {"classes": original.classes, "mean": mean, "deviation": deviation}
-        _write_meta(fresh, {**meta, "sha256": digests})
-        if place.exists():
-            place.rename(Path(aside) / "old")
-        fresh.rename(place)
-        files.sync_directory(place.parent)
+        (fresh / "meta.json").write_bytes(_stamped(fresh, {**meta, "sha256": digests}))
 
 
 def _read(name: str, located: Located) -> Original:
@@ -225,28 +207,17 @@ def _statistics(histogram: Histogram) -> tuple[list[float], list[float]]:
     return mean.tolist(), np.sqrt(np.maximum(variance, 1e-8)).tolist()
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def _stamp(file: Path) -> list[int]:
     """What changes whenever a file is written, and costs nothing to look at."""
     status = file.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
-def _write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
-    """What the arrays mean, their digests and present stamps, once the arrays are on the disk."""
-    paths = {array: folder / f"{array}.npy" for array in _ARRAYS}
-    for path in paths.values():
-        with path.open("rb") as handle:
-            os.fsync(handle.fileno())
-    stamps = {array: _stamp(path) for array, path in paths.items()}
+def _stamped(folder: Path, meta: Mapping[str, Any]) -> bytes:
+    """meta.json: what the arrays mean, their digests and present stamps, under its own digest."""
+    stamps = {array: _stamp(folder / f"{array}.npy") for array in _ARRAYS}
     text = json.dumps({**meta, "format": FORMAT, "stamps": stamps})
-    envelope = {"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    files.write_through(folder / ".meta.json", json.dumps(envelope).encode())
-    (folder / ".meta.json").replace(folder / "meta.json")
+    return files.as_json({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
 
 def _opened(name: str, place: Path, verify: bool = False) -> Table:
@@ -266,13 +237,13 @@ def _check(place: Path, meta: Mapping[str, Any], verify: bool) -> None:
     try:
         moved = [array for array in _ARRAYS if _stamp(paths[array]) != meta["stamps"][array]]
         for array in _ARRAYS if verify else moved:
-            if _digest(paths[array]) != meta["sha256"][array]:
+            if files.digest(paths[array]) != meta["sha256"][array]:
                 raise Damaged(f"{array}.npy does not match its digest")
     except OSError as error:
         raise Damaged(f"{Path(error.filename).name} cannot be read: {error}") from error
     if moved:
-        with suppress(OSError):
-            _write_meta(place, meta)
+        with suppress(RunDirectoryError):
+            files.write_atomic(place / "meta.json", _stamped(place, meta))
 
 
 def _read_meta(file: Path) -> dict[str, Any]:

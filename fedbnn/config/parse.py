@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, get_type_hints
 from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from fedbnn.config import yaml
+from fedbnn.config.ranges import WORDS
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
 from fedbnn.errors import ConfigError, FedBNNError, did_you_mean
 
@@ -303,6 +304,7 @@ def _mistyped(key: str, types: str, got: str) -> ConfigError:
     """`<class 'float'>, <class 'NoneType'>` is a float or null; a word may have been meant."""
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", types).replace("NoneType", "null")
     words = re.findall("'([^']*)'", text)
+    text = re.sub(r"\w+", lambda name: WORDS.get(name[0], name[0]), text)
     text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"\1", text)
     text = re.sub(r", (?![^\[]*\])", " or ", text)
     said = "null" if got == "None" else _short(repr(got))

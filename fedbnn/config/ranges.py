@@ -3,6 +3,20 @@
 from math import inf
 from typing import TYPE_CHECKING
 
+WORDS = {
+    "Positive": "a number above 0",
+    "NonNegative": "a number of at least 0",
+    "AtLeastOne": "a number of at least 1",
+    "Share": "a number above 0, at most 1",
+    "Momentum": "a number of at least 0, below 1",
+    "ClosedUnitInterval": "a number from 0 to 1",
+    "OpenUnitInterval": "a number between 0 and 1",
+    "PositiveInt": "a whole number above 0",
+    "NonNegativeInt": "a whole number of at least 0",
+    "Side": "a whole number of at least 4",
+}
+"""How each range is said to people."""
+
 if TYPE_CHECKING:
     Positive = float
     NonNegative = float

@@ -83,9 +83,9 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section is a value of its own."""
+    """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section has nothing to show."""
     for key, value in config.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -73,7 +73,7 @@ def dump_scalar(value: Any) -> str:
 
 WRONG = {
     ("--client.lrr", "1"): "did you mean 'client.lr'?",
-    ("--stream.alpha", "much"): "could not convert string to float: 'much'",
+    ("--stream.alpha", "much"): "stream.alpha: expected a number above 0, got 'much'",
     ("--stream.clients", "-1"): "stream.clients",
     ("--stream.schedule", "gradul"): "did you mean 'gradual'?",
     ("--stream.sources", "cifar1000"): "did you mean 'cifar100'?",
@@ -82,11 +82,11 @@ WRONG = {
     ("--network", "lenett"): "did you mean 'lenet'?",
     ("--engine", "serail"): "did you mean 'serial'?",
     ("--trainer.precison", "16"): "did you mean 'trainer.precision'?",
-    ("--client.lr", "0"): "lr must be above 0",
+    ("--client.lr", "0"): "client.lr: expected a number above 0, got '0'",
     ("--trainer.max_epochs", "50"): "trainer.max_epochs cannot be set; client.epochs says",
     ("--trainer.gradient_clip_val", "much"): "trainer.gradient_clip_val: expected ",
     ("--head", "gausian"): "did you mean 'gaussian'?",
-    ("--head.decay", "2"): "head.decay: expected ClosedUnitInterval, got '2'",
+    ("--head.decay", "2"): "head.decay: expected a number from 0 to 1, got '2'",
     ("--method", "fedavg", "--head.decay", "0.5"): "unknown key 'head.decay'",
     ("--method.head", "gaussian"): "unknown key 'method.head'",
 }

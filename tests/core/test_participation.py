@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from fedbnn.defense.updates import read_update
 
 from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
 from fedbnn.federation.server import Federation
-from fedbnn.messages import Failure, FitInstruction, FitResult
+from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining

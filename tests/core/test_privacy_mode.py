@@ -4,14 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fedbnn.defense.updates import read_update
 
 from datamodules.stream import FederatedStream
 from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
 from fedbnn.heads import GaussianHead, LinearHead
 from fedbnn.heads.predictive import Predictor
-from fedbnn.messages import FitResult
+from fedbnn.messages import FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
 from fedbnn.state import State

@@ -46,7 +46,7 @@ FAULTS_IN_ORDER: tuple[tuple[str, dict[str, object]], ...] = (
     ("client 77 was not asked", {"client": 77}),
     ("started from another prior", {"prior": "other"}),
     ("rows of a class it does not hold: 'cow'", {"counts": {"cow": 10}}),
-    ("missing tensor 'rows'", {"tensors": {"backbone": torch.full((8,), torch.nan)}}),
+    ("missing tensor 'prototypes'", {"tensors": {"backbone": torch.full((8,), torch.nan)}}),
     (
         "backbone is not finite",
         {"tensors": {"backbone": torch.full((8,), torch.nan), "prototypes": torch.ones(2, 3)}},
@@ -278,7 +278,7 @@ def test_rows_alone_can_be_forged_and_are_refused(candidates: Open) -> None:
         )
     gate.close()
     assert gate.trust == dict.fromkeys(range(4), 1.0)
-    assert gate.refused == {4: "its rows are 1e+06 times as long as usual"}
+    assert gate.refused == {4: "its prototypes are 1e+06 times as long as usual"}
 
 
 def test_an_infinite_influence_is_refused(candidates: Open) -> None:

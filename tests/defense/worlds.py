@@ -91,7 +91,6 @@ def truth_and_updates(
         tensors = {
             "backbone.precision": said[0],
             "backbone.info": said[0] * backbone,
-            "points": torch.zeros(0),
             "buffers": torch.zeros(0),
             "prototypes.precision": said[1].contiguous(),
             "prototypes.info": said[1] * heads,

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Never
 
 import pytest
-from fedbnn.federation.runner import Plan, conduct
 
-import train
-from fedbnn.config import parse
+from fedbnn.cli.compose import compose
+from fedbnn.cli.train import parse
+from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
+from fedbnn.federation.experiment import Experiment, run
 from fedbnn.state import State
-from fedbnn.storage import run_dir as directory
+from fedbnn.storage import run_dir as runs
 from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY
 from tests.faults.steps import ending_after
@@ -33,9 +34,9 @@ class Opened(Exception):
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
+def plan() -> Experiment:
     """A small run, to be opened in many directories."""
-    return train.plan(parse(TINY, train.SCHEMA), Path("nowhere"))
+    return compose(parse(TINY), Path("nowhere"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,34 +44,39 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> Never:
         raise Opened
 
-    monkeypatch.setattr("fedbnn.federation.runner._play", opened)
+    monkeypatch.setattr("fedbnn.federation.experiment._play", opened)
     monkeypatch.setattr("fedbnn.storage.run_dir.environment", dict)
 
 
-def killed(plan: Plan, count: int) -> bool:
+def killed(plan: Experiment, count: int) -> bool:
     """Open a run that ends right after its `count`-th call that changes the disk; whether it did."""
     with pytest.MonkeyPatch.context() as patch:
         for name, call in ending_after(count, die).items():
             patch.setattr(os, name, call)
         try:
-            conduct(plan)
+            run(plan)
         except Killed:
             return True
         except Opened:
             return False
 
 
-def opened_again(plan: Plan, before: Plan | None) -> str:
+def kept(plan: Experiment) -> str:
+    """The configuration file of a run."""
+    return yaml.dump({**plan.config, "run_dir": None})
+
+
+def opened_again(plan: Experiment, before: Experiment | None) -> str:
     """Resume, from the very file that `--resume` reads, the new run or the one before it; or do what the message says."""
     message = refusal(plan.run_dir)
     stored = "" if message else (plan.run_dir / "config.yaml").read_text()
     wanted = (
         plan
         if message
-        else {one.yaml: replace(one, resumed=True) for one in (before, plan) if one}[stored]
+        else {kept(one): replace(one, resumed=True) for one in (before, plan) if one}[stored]
     )
     with pytest.raises(Opened):
-        conduct(wanted)
+        run(wanted)
     assert all((plan.run_dir / name).is_file() for name in FILES)
     return "started" if message else "resumed"
 
@@ -78,14 +84,14 @@ def opened_again(plan: Plan, before: Plan | None) -> str:
 def refusal(run_dir: Path) -> str:
     """What `--resume` says when there is nothing to resume; it says so clearly as soon as there is something at all."""
     try:
-        directory.find(str(run_dir), run_dir)
+        runs.find(str(run_dir), run_dir)
     except RunDirectoryError as error:
         clear = "stopped before it began" if (run_dir / "state").exists() else "no run to resume"
         return str(error) if clear in str(error) else ""
     return ""
 
 
-def ways_out(directory: Path, plan: Plan, before: Plan | None = None) -> list[str]:
+def ways_out(directory: Path, plan: Experiment, before: Experiment | None = None) -> list[str]:
     """How a run was opened again that had been killed after its first step, its second step, and so on."""
     ways: list[str] = []
     while True:
@@ -97,14 +103,14 @@ def ways_out(directory: Path, plan: Plan, before: Plan | None = None) -> list[st
         ways.append(opened_again(second, first))
 
 
-def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Plan) -> None:
+def test_killed_after_every_step_of_opening(tmp_path: Path, plan: Experiment) -> None:
     ways = ways_out(tmp_path, plan)
     assert ways == sorted(ways, reverse=True)
     assert (len(ways) > 12, set(ways)) == (True, {"started", "resumed"})
 
 
 def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds(
-    tmp_path: Path, plan: Plan
+    tmp_path: Path, plan: Experiment
 ) -> None:
     other = replace(plan, config={**plan.config, "seed": 1})
     ways = ways_out(tmp_path, other, before=plan)
@@ -118,9 +124,9 @@ def test_killed_while_another_configuration_takes_the_place_of_a_run_without_rou
 
 def test_a_refused_start_leaves_every_file_of_the_run_as_it_was(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
-        directory.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
+        runs.start(ledger, {"name": "first"}, {"config.yaml": b"first"})
         ledger.commit(1, State({}), {}, {})
         with pytest.raises(RunDirectoryError, match="holds a run already"):
-            directory.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
+            runs.start(ledger, {"name": "second"}, {"config.yaml": b"second"})
         assert (tmp_path / "config.yaml").read_bytes() == b"first"
-        assert directory.resume(ledger, {"name": "first"}) is None
+        assert runs.resume(ledger, {"name": "first"}) is None

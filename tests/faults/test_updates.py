@@ -54,7 +54,7 @@ def test_a_wrong_tensor_is_refused(candidates: Open, tensor: Tensor, reason: str
 
 def test_missing_and_extra_sites_and_rows_are_refused(candidates: Open) -> None:
     gate = candidates()
-    assert reason_of(gate, honest(0, tensors={"backbone": GOOD}), 0) == "missing tensor 'rows'"
+    assert reason_of(gate, honest(0, tensors={"backbone": GOOD}), 0) == "missing tensor 'prototypes'"
     assert reason_of(gate, having("more", GOOD, client=1), 1) == "unexpected tensor 'more'"
     assert (
         reason_of(gate, having("rows", torch.ones(3, FEATURES), client=2), 2)

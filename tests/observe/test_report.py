@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedbnn.storage.environment import environment
+from fedbnn.storage.run_dir import environment
 from PIL import Image
 from scipy.stats import t as student
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.storage import records
+from fedbnn.storage import run_dir as records
 from fedbnn.tracking.wandb import Track, Tracker
 
 wandb = pytest.importorskip("wandb")
@@ -113,7 +113,7 @@ def test_an_offline_run_has_each_round_once_with_the_round_as_axis(run_dir, line
     assert said == [
         f"W&B is offline; to upload this run later: wandb sync {run_dir}/wandb/offline-run-*"
     ]
-    assert records.read(run_dir) == lines
+    assert records.records(run_dir) == lines
 
 
 def test_a_chosen_group_and_name_win_over_those_of_the_run(run_dir) -> None:
@@ -136,12 +136,12 @@ def test_a_resumed_run_keeps_its_id_and_sends_no_round_twice(run_dir, lines, run
     assert len({description["id"] for description, _ in runs}) == 1
     sent = sorted(number for _, history in runs for number, items in history.items() for _ in items)
     assert sent == list(range(1, 13))
-    assert [record["round"] for record in records.read(run_dir)] == list(range(1, 13))
+    assert [record["round"] for record in records.records(run_dir)] == list(range(1, 13))
 
 
 def test_rounds_that_a_crash_kept_from_the_mirror_are_sent_on_resuming(run_dir, lines) -> None:
     for line in lines[:3]:
-        records.append(run_dir, line)
+        records.append_record(run_dir, line)
     started(run_dir, Track("offline"), [], 4, lines[3]).close()
     assert sorted(mirrored(run_dir)[0][1]) == [1, 2, 3, 4]
 
@@ -217,7 +217,7 @@ def test_wandb_not_installed_is_said_once(run_dir, lines, run, monkeypatch) -> N
     tracker.finish(run, [])
     assert len(said) == 1
     assert "ModuleNotFoundError" in said[0]
-    assert len(records.read(run_dir)) == 12
+    assert len(records.records(run_dir)) == 12
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), ConnectionError("gone"), "own"])
@@ -240,7 +240,7 @@ def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(
     assert [text for text in said[1:] if "stopped following" in text] == said[1:]
     assert len(said) == 2
     assert KEY not in said[1]
-    assert len(records.read(run_dir)) == 12
+    assert len(records.records(run_dir)) == 12
 
 
 def test_the_log_names_every_client_that_did_not_count_or_counted_less(
@@ -276,4 +276,4 @@ def test_nested_records_become_flat_names() -> None:
         "tasks": [None, {"chance": 50.0}],
         "nothing": None,
     }
-    assert records.flat(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}
+    assert records.numbers(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}

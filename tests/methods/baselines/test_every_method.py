@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fedbnn.defense.updates import read_update
 
 from fedbnn.heads import HEADS
-from fedbnn.messages import FitInstruction, Update
+from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import METHODS, Method, fedprox
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.fedbnn import FedBNN
