@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fedbnn
+
 from pytorch_lightning import Trainer  # isort: skip
 
 from datamodules.schedule_view import draw_schedule, schedule_rows
