@@ -250,4 +250,4 @@ def test_nested_records_become_flat_names() -> None:
         "tasks": [None, {"chance": 50.0}],
         "nothing": None,
     }
-    assert records.flat(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}
+    assert records.numbers(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}
