@@ -28,14 +28,12 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+_BITS = {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8,), "complex": (64,)}
 TYPES: dict[str, torch.dtype] = {
-    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
-    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-}
+    f"{kind[0].upper()}{bits}": getattr(torch, f"{kind}{bits}")
+    for kind, sizes in _BITS.items()
+    for bits in sizes
+} | {"BOOL": torch.bool}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 LENGTH_BYTES = 8
 MAX_HEADER = 4 * 2**20
@@ -208,13 +206,12 @@ def _views(payload: Payload, specs: Mapping[str, Spec], start: int) -> dict[str,
     tensors = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        for name, spec in specs.items():
-            dtype, count = TYPES[spec[0]], math.prod(spec[1])
-            flat = torch.empty(0, dtype=dtype)
-            if count:
-                flat = torch.frombuffer(payload, dtype=dtype, count=count, offset=start)
-            tensors[name] = flat.reshape(spec[1])
-            start += _size(spec)
+        for name, (kind, shape) in specs.items():
+            values = torch.empty(0, dtype=TYPES[kind])
+            if count := math.prod(shape):
+                values = torch.frombuffer(payload, dtype=TYPES[kind], count=count, offset=start)
+            tensors[name] = values.reshape(shape)
+            start += count * values.itemsize
     return tensors
 
 

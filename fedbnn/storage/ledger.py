@@ -37,19 +37,11 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The sha256 of every file of a round; round and sha256 of the newest file of every client."""
+    """The sha256 of every file of a round; name and sha256 of the newest file of every client."""
 
     round: int
     files: Mapping[str, str]
-    clients: Mapping[int, tuple[int, str]]
-
-    def client_file(self, client: int) -> str:
-        """The name of a client's file in `state/clients`."""
-        return f"{client}-r{self.clients[client][0]}.safetensors"
-
-    def client_files(self) -> dict[str, str]:
-        """The digests of all client files, by name."""
-        return {self.client_file(client): sha256 for client, (_, sha256) in self.clients.items()}
+    clients: Mapping[int, tuple[str, str]]
 
     def to_bytes(self) -> bytes:
         """`{"format", "body", "sha256"}`, where the digest covers format and body."""
@@ -142,9 +134,10 @@ class Ledger:
         """What this client kept for itself when it last took part, or None if it never did."""
         if client not in self._manifest.clients:
             return None
-        path = self._clients / self._manifest.client_file(client)
+        name, sha256 = self._manifest.clients[client]
+        path = self._clients / name
         payload = path.read_bytes()
-        if digest(payload) != self._manifest.clients[client][1]:
+        if digest(payload) != sha256:
             what = f"the private state of client {client} is damaged"
             fix = "resume the run: it falls back to a round that is whole"
             raise RunDirectoryError(what, str(path), fix)
@@ -179,7 +172,7 @@ class Ledger:
         """The manifest, after every file it names has been checked; raises `Damaged` otherwise."""
         own = self._directory(manifest.round)
         named = {own / name: sha256 for name, sha256 in manifest.files.items()}
-        named |= {self._clients / name: sha256 for name, sha256 in manifest.client_files().items()}
+        named |= {self._clients / name: sha256 for name, sha256 in manifest.clients.values()}
         for path, sha256 in named.items():
             try:
                 found = files.digest(path)
@@ -197,15 +190,19 @@ class Ledger:
             raise ValueError(f"round {round} cannot follow round {self.round}")
         payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
         digests = {name: digest(payload) for name, payload in payloads.items()}
-        changed = {client: (round, digest(privates[client])) for client in privates}
-        manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
         with writing(self.root):
-            for client in privates:
-                files.write(self._clients / manifest.client_file(client), privates[client])
+            changed = {client: self._keep(round, client, privates[client]) for client in privates}
             files.sync(self._clients)
+            manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
             self._publish(round, {**payloads, MANIFEST: manifest.to_bytes()})
         self._manifest = manifest
         self._retire()
+
+    def _keep(self, round: int, client: int, payload: bytes) -> tuple[str, str]:
+        """Write one client's private state under the name of its round."""
+        name = f"{client}-r{round}.safetensors"
+        files.write(self._clients / name, payload)
+        return name, digest(payload)
 
     def _publish(self, round: int, payloads: Mapping[str, bytes]) -> None:
         """Write the directory of a round; damaged rounds after it make way."""
@@ -232,7 +229,7 @@ class Ledger:
         names: set[str] = set()
         for number in numbers:
             try:
-                names.update(self._peek(number).client_files())
+                names.update(name for name, _ in self._peek(number).clients.values())
             except Damaged:
                 continue
         return names

@@ -1,7 +1,7 @@
 """Memory that the C library keeps, and gives back when it is asked to."""
 
 import sys
-from pathlib import Path
+from math import inf
 
 import pytest
 import torch
@@ -9,11 +9,7 @@ import torch
 from fedbnn import memory
 
 glibc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
-
-
-def resident() -> float:
-    """Megabytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+MB = 2**20
 
 
 @glibc
@@ -22,20 +18,41 @@ def test_glibc_takes_both_settings_and_still_serves_memory() -> None:
     assert torch.ones(5_000_000).sum() == 5_000_000
 
 
+def kept_between_blocks() -> list[torch.Tensor]:
+    """Some blocks, between which ten times as much is free."""
+    blocks = [torch.ones(2**20) for _ in range(110)]
+    return blocks[::11]
+
+
 @glibc
 def test_what_is_kept_is_given_back_also_from_between_what_is_in_use() -> None:
     assert memory.keep()
     memory.trim()
-    before = resident()
-    blocks = [torch.ones(2**20) for _ in range(100)]
-    used = blocks[::10]
-    del blocks
-    assert memory.trim()
-    assert resident() - before < 80
+    before = memory.resident()
+    used = kept_between_blocks()
+    assert memory.resident() - before > 350 * MB
+    memory.trim()
+    assert memory.resident() - before < 100 * MB
     assert sum(map(torch.sum, used)) == 10 * 2**20
+
+
+@glibc
+def test_as_long_as_memory_does_not_grow_nothing_is_given_back() -> None:
+    assert memory.keep()
+    memory.trim()
+    used = kept_between_blocks()
+    much = memory.resident()
+    least = memory.trim(inf)
+    assert least == pytest.approx(much, rel=0.01)
+    assert memory.trim(least) == least
+    assert memory.resident() == pytest.approx(much, rel=0.01)
+    assert memory.trim(much / 2) == much / 2
+    assert memory.resident() < much - 300 * MB
+    assert len(used) == 10
 
 
 def test_elsewhere_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not memory.keep()
-    assert not memory.trim()
+    before = memory.resident()
+    assert memory.trim() == pytest.approx(before, rel=0.01)

@@ -117,3 +117,9 @@ def broken(config: Mapping[str, Any]) -> Echo:
 
 def stillborn(config: Mapping[str, Any]) -> Echo:
     os._exit(3)
+
+
+def never_composed(config: Mapping[str, Any]) -> Echo:
+    Path(config["pids"], str(os.getpid())).touch()
+    time.sleep(600)
+    raise AssertionError("unreachable")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.errors import FederationError
-from fedbnn.federation.engines import one_thread
+from fedbnn.federation.engines import one_thread, worker
 from fedbnn.federation.engines.process import ProcessEngine, environment
 from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.messages import Failure, FitResult
@@ -206,3 +208,38 @@ def test_workers_see_no_api_key_and_one_thread(monkeypatch: pytest.MonkeyPatch) 
     assert "canary" not in found.values()
     assert found["OMP_NUM_THREADS"] == "1"
     assert os.environ["WANDB_API_KEY"] == "canary"
+
+
+PARENT = """
+import sys
+from fedbnn.federation.engines.process import ProcessEngine
+entry = "tests.federation.clients:" + sys.argv[1]
+engine = ProcessEngine(entry, {"pids": sys.argv[2]}, workers=1)
+list(engine.gather(b"", [0], lambda client: None))
+"""
+
+
+@pytest.mark.parametrize("entry", ["slow", "never_composed"])
+def test_a_worker_dies_with_its_parent_also_before_it_has_begun(tmp_path: Path, entry: str) -> None:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen([sys.executable, "-c", PARENT, entry, str(tmp_path)], cwd=root)
+    try:
+        end = time.monotonic() + 60
+        while not (pids := list(tmp_path.iterdir())) and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    (pid,) = pids
+    end = time.monotonic() + 10
+    while Path("/proc", pid.name).exists():
+        assert time.monotonic() < end, "it outlives its parent"
+        time.sleep(0.05)
+
+
+def test_the_worker_module_is_bound_to_its_parent_before_it_imports_anything_large() -> None:
+    code = "import sys, runpy; runpy.run_path(sys.argv[1]); print('torch' in sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code, worker.__file__], capture_output=True, check=True
+    )
+    assert found.stdout == b"False\n"

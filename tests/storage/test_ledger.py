@@ -182,4 +182,4 @@ def test_the_manifest_is_readable_by_people(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "state" / "round-000001" / "manifest.json").read_bytes())
     assert manifest["format"] == 1
     assert set(manifest["body"]["files"]) == {"state.safetensors", "record.json"}
-    assert manifest["body"]["clients"]["5"][0] == 1
+    assert manifest["body"]["clients"]["5"][0] == "5-r1.safetensors"

@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 from collections.abc import Mapping
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -76,12 +77,12 @@ def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
     from fedbnn import memory
     from fedbnn.federation.engines import answer
 
-    instruction = b""
+    instruction, least = b"", inf
     while True:
         head = json.loads(inbox.get())
         if head["instruction"]:
             instruction = inbox.get()
-            memory.trim()
+            least = memory.trim(least)
         private = inbox.get() if head["private"] else None
         for part in _parts(answer(worker, instruction, head["client"], private)):
             connection.send_bytes(part)
