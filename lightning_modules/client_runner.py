@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import gaussian, prototypes
@@ -40,6 +41,7 @@ class ClientRunner:
         trainer: Mapping[str, Any],
         seed: int,
     ) -> None:
+        memory.keep()
         self.stream, self.backbone, self.layout, self.method = stream, backbone, layout, method
         self.local, self.trainer, self.seed = local, ClientTrainer(trainer), seed
         self.posterior: PosteriorFit | None = None

@@ -5,6 +5,7 @@ every engine.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -84,9 +85,10 @@ def run(federation: Federation, initial: State) -> State:
     """Play all rounds that are not committed yet; the state after the last one."""
     committed = federation.ledger.latest()
     state, done = (committed.state, committed.round) if committed else (initial, 0)
+    least = inf
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
-        memory.trim()
+        least = memory.trim(least)
     return state
 
 

@@ -249,7 +249,7 @@ WRONG = {
     ("--sweep", "ewc:client.lr=1,2"): "a setting is for ewc, which is not compared",
     ("--set", "fedavg:client.lrr=1"): "did you mean 'client.lr'?",
     ("--sweep", "client.lr="): "argument --sweep: expected at least one word",
-    ("--sweep", "client.lr=0.1,much"): "client.lr: expected float, got 'much'",
+    ("--sweep", "client.lr=0.1,much"): "client.lr: expected a number above 0, got 'much'",
 }
 
 

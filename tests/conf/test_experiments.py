@@ -111,9 +111,7 @@ def test_an_experiment_builds_its_network_and_method(name: str) -> None:
     assert features.shape == (2, backbone.width)
     method = config.build("method")
     assert type(method) is METHODS[config["method"]["name"]].method
-    assert layout_of(backbone).size == sum(
-        weight.numel() for weight in backbone.parameters()
-    )
+    assert layout_of(backbone).size == sum(weight.numel() for weight in backbone.parameters())
 
 
 @pytest.mark.parametrize("name", EXPECTED)

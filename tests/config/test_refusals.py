@@ -50,7 +50,7 @@ WRONG_FILES = {
     ),
     "out of the range of an optional type": (
         "head: {name: gaussian, share: 1.5}",
-        "head.share: expected ClosedUnitInterval or null, got '1.5'",
+        "head.share: expected a number from 0 to 1 or null, got '1.5'",
     ),
     "text for a number with a range": (
         "head: {name: gaussian, decay: much}",

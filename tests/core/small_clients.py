@@ -43,9 +43,7 @@ def pictures(count: int = 16, batch_size: int = 4) -> ClientData:
     source = torch.Generator().manual_seed(8)
     pixels = torch.randint(0, 256, (count, 1, 4, 4), dtype=torch.uint8, generator=source)
     look = Preprocess((0.5,), (0.3,))
-    return ClientData(
-        ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), look), batch_size
-    )
+    return ClientData(ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), look), batch_size)
 
 
 def point_client(local: LocalTraining = LOCAL, backbone: nn.Module | None = None) -> PointClient:

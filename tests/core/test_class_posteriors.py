@@ -199,9 +199,7 @@ def backbone_of(width: int, side: int = 4) -> nn.Module:
 
 def pictures(count: int, side: int = 4) -> ImageSet:
     pixels = torch.randint(0, 256, (count, 1, side, side), dtype=torch.uint8)
-    return ImageSet(
-        pixels, torch.arange(count) % 3, NAMES, Preprocess(flip=True, shift=2)
-    )
+    return ImageSet(pixels, torch.arange(count) % 3, NAMES, Preprocess(flip=True, shift=2))
 
 
 def test_a_client_measures_both_backbones_without_augmentation() -> None:

@@ -78,9 +78,7 @@ def one_pixel(
     counts = {"a": 10, "b": 10}
     sent = FitInstruction("run", 1, "train", State({}), 20, counts)
     weights = kl_weights(method, 0, 2, counts, sent)
-    images = ImageSet(
-        pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,))
-    )
+    images = ImageSet(pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,)))
     client = SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local)
     return client, ClientData(images, local.batch_size)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import cache
 from datamodules.cache import Located, Original, cached, fingerprint, from_arrays
 from fedbnn.errors import DataError
+from fedbnn.storage import files
 
 TRAIN = np.random.default_rng(0).integers(0, 256, (700, 6, 5, 3), dtype=np.uint8)
 TEST = np.random.default_rng(1).integers(0, 256, (9, 6, 5, 3), dtype=np.uint8)
@@ -99,7 +99,7 @@ def test_opening_hashes_nothing_that_is_as_it_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached("toy", Counted().located, None, tmp_path)
-    monkeypatch.setattr(cache, "_digest", None)
+    monkeypatch.setattr(files, "digest", None)
     assert len(cached("toy", Counted().located, None, tmp_path).train_labels) == 700
 
 
@@ -110,8 +110,8 @@ def test_a_copied_cache_is_hashed_once_and_not_built_again(
     cached("toy", data.located, None, tmp_path)
     for file in tmp_path.rglob("*.npy"):
         rewrite(file, file.read_bytes())
-    digest = cache._digest
-    monkeypatch.setattr(cache, "_digest", lambda file: hashed.append(file.name) or digest(file))
+    digest = files.digest
+    monkeypatch.setattr(files, "digest", lambda file: hashed.append(file.name) or digest(file))
     for _ in range(2):
         cached("toy", data.located, None, tmp_path)
     assert sorted(hashed) == sorted(name for name in FILES if name.endswith(".npy"))

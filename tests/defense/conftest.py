@@ -19,7 +19,10 @@ FEATURES = 3
 
 
 def expected(classes: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {"backbone": ((8,), torch.float32), "prototypes": ((len(classes), FEATURES), torch.float32)}
+    return {
+        "backbone": ((8,), torch.float32),
+        "prototypes": ((len(classes), FEATURES), torch.float32),
+    }
 
 
 def defect(update: Update) -> str | None:

@@ -75,7 +75,8 @@ def test_a_forger_stays_within_twice_the_honest_error(
     tmp_path: Path, world: str, attack: str
 ) -> None:
     assert (
-        harm(WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "scaled", tmp_path, Gate()) < 2
+        harm(WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "scaled", tmp_path, Gate())
+        < 2
     )
 
 
@@ -107,7 +108,9 @@ def test_a_forger_who_takes_certainty_away_stays_within_it(
     def attack(precision: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full_like(precision, (left - 1) * world.prior_precision), -info
 
-    assert harm(world, attack, ("backbone", "prototypes"), "scaled", tmp_path, Gate(), server_lr) < 2
+    assert (
+        harm(world, attack, ("backbone", "prototypes"), "scaled", tmp_path, Gate(), server_lr) < 2
+    )
 
 
 @pytest.mark.parametrize("attack", ["precision x 1e6", "sign flipped", "scaled x 100"])
@@ -116,7 +119,10 @@ def test_a_forger_who_takes_certainty_away_stays_within_it(
 )
 def test_so_it_does_where_factors_are_multiplied(tmp_path: Path, world: str, attack: str) -> None:
     assert (
-        harm(WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "product", tmp_path, Gate()) < 2
+        harm(
+            WORLDS[world], ATTACKS[attack], ("backbone", "prototypes"), "product", tmp_path, Gate()
+        )
+        < 2
     )
 
 
@@ -166,7 +172,10 @@ def test_the_owner_of_a_new_class_keeps_its_trust_beside_a_forger(tmp_path: Path
     updates[-1] = forged(updates[-1], ATTACKS["precision x 1e6"], ("prototypes",))
     candidates = judged(world, method, updates, tmp_path, Gate())
     assert candidates.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
-    assert candidates.refused[CLIENTS - 1] == "its rows.precision are 1e+06 times as long as usual"
+    assert (
+        candidates.refused[CLIENTS - 1]
+        == "its prototypes.precision are 1e+06 times as long as usual"
+    )
 
 
 def test_two_forgers_of_five_do_not_outvote_three(tmp_path: Path) -> None:
@@ -229,5 +238,5 @@ def test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answ
     reasons = judged(
         world, method, [longer, *updates[1:]], tmp_path, Gate(influence_cap=None)
     ).refused
-    assert reasons[0].startswith("a row is ")
-    assert reasons[0].endswith("times as long as those of the library")
+    assert reasons[0].startswith("a prototype is ")
+    assert reasons[0].endswith("times as long as those of the server")

@@ -136,7 +136,11 @@ def test_fewer_images_than_the_roll_call_said_are_fine(candidates: Open) -> None
 
 def test_a_client_without_rows_says_only_how_many_images(candidates: Open) -> None:
     assert candidates().admit(
-        reply(honest(0, counts={}, tensors={"backbone": torch.ones(8), "prototypes": torch.ones(0, 3)}))
+        reply(
+            honest(
+                0, counts={}, tensors={"backbone": torch.ones(8), "prototypes": torch.ones(0, 3)}
+            )
+        )
     )
 
 
@@ -261,7 +265,9 @@ def test_what_does_not_fit_into_memory_waits_on_disk_and_comes_out_the_same(
 def test_rows_of_another_exchange_are_not_judged(candidates: Open) -> None:
     gate = candidates(replace(CALL, exchange="importance"))
     for client in range(5):
-        update = having("prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client)
+        update = having(
+            "prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client
+        )
         assert gate.admit(reply(replace(update, exchange="importance"), client))
     gate.close()
     assert gate.trust == dict.fromkeys(range(5), 1.0)
@@ -272,7 +278,9 @@ def test_rows_alone_can_be_forged_and_are_refused(candidates: Open) -> None:
     for client in range(5):
         gate.admit(
             reply(
-                having("prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client),
+                having(
+                    "prototypes", torch.full((2, FEATURES), 1e6 if client == 4 else 1.0), client
+                ),
                 client,
             )
         )

@@ -122,7 +122,11 @@ def test_the_pull_of_one_client_never_exceeds_the_cap(pull: float, cap: float) -
 
 
 def test_rows_are_measured_by_a_typical_row_of_a_typical_other() -> None:
-    lengths = {0: {"prototypes": [1.0, 3.0]}, 1: {"prototypes": [2.0, 2.0]}, 2: {"prototypes": [2.0, 2.0, 100.0]}}
+    lengths = {
+        0: {"prototypes": [1.0, 3.0]},
+        1: {"prototypes": [2.0, 2.0]},
+        2: {"prototypes": [2.0, 2.0, 100.0]},
+    }
     lengths[3] = {"prototypes": [8.0, 8.0], "other": [1.0]}
     assert row_ratio(lengths, [0, 1, 2, 3], 3, {}) == (4.0, "prototypes")
     assert row_ratio(lengths, [0, 1, 2, 3], 2, {}) == (50.0, "prototypes")
@@ -143,14 +147,18 @@ def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
 
 
 def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more() -> None:
-    lengths = {k: {"prototypes.precision": [1.0]} for k in range(4)} | {4: {"prototypes.precision": [2e6]}}
+    lengths = {k: {"prototypes.precision": [1.0]} for k in range(4)} | {
+        4: {"prototypes.precision": [2e6]}
+    }
     assert row_ratio(lengths, list(lengths), 4, {}) == (2e6, "prototypes.precision")
     assert row_ratio(lengths, list(lengths), 0, {}) == (1.0, "prototypes.precision")
 
 
 def test_one_liar_with_two_classes_turns_nobody_out() -> None:
     """Rows that claim to have hardly changed would make all others look long."""
-    lengths = {k: {"prototypes.precision": [0.5]} for k in range(8)} | {8: {"prototypes.precision": [1.0, 1.0]}}
+    lengths = {k: {"prototypes.precision": [0.5]} for k in range(8)} | {
+        8: {"prototypes.precision": [1.0, 1.0]}
+    }
     lengths[9] = {"prototypes.precision": [1e-6, 1e-6]}
     assert max(row_ratio(lengths, list(lengths), client, {})[0] for client in range(9)) <= 1.0
 
@@ -166,9 +174,9 @@ def test_a_row_that_is_known_well_is_measured_by_what_is_known() -> None:
     assert row_ratio(lengths, everybody, 4, known)[0] == pytest.approx(0.8)
     forged = {4: {"prototypes.precision": [1.0, 1.0, 160.0]}}  # the row that nobody knows
     assert row_ratio(lengths | forged, everybody, 4, known)[0] == pytest.approx(80.0)
-    assert row_ratio(lengths | {4: {"prototypes.precision": [4000.0, 1.0, 1.0]}}, everybody, 4, known)[
-        0
-    ] == pytest.approx(20.0)
+    assert row_ratio(
+        lengths | {4: {"prototypes.precision": [4000.0, 1.0, 1.0]}}, everybody, 4, known
+    )[0] == pytest.approx(20.0)
 
 
 def test_only_row_tensors_are_measured() -> None:

@@ -138,7 +138,7 @@ def errors(
     world: World, method: FedBNN, candidates: Candidates, truth: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """How far the folded means of backbone and rows are from the truth."""
-    fold = method.fold(world.state(), "train")
+    fold = method.aggregator(world.state()).fold(world.state())
     for update, trust in candidates:
         fold.add(update, trust)
     state = fold.close()

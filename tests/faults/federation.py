@@ -40,9 +40,7 @@ class Client:
     def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         instruction = FitInstruction.from_bytes(payload)
         memory = (
-            unpack(private)[0]
-            if private
-            else {"visits": torch.zeros(()), "last": INITIAL["info"]}
+            unpack(private)[0] if private else {"visits": torch.zeros(()), "last": INITIAL["info"]}
         )
         noise = torch.randn(
             SITES, generator=generator(0, "data", instruction.round, client), dtype=torch.float64

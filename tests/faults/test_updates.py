@@ -54,15 +54,17 @@ def test_a_wrong_tensor_is_refused(candidates: Open, tensor: Tensor, reason: str
 
 def test_missing_and_extra_sites_and_rows_are_refused(candidates: Open) -> None:
     gate = candidates()
-    assert reason_of(gate, honest(0, tensors={"backbone": GOOD}), 0) == "missing tensor 'prototypes'"
+    assert (
+        reason_of(gate, honest(0, tensors={"backbone": GOOD}), 0) == "missing tensor 'prototypes'"
+    )
     assert reason_of(gate, having("more", GOOD, client=1), 1) == "unexpected tensor 'more'"
     assert (
-        reason_of(gate, having("rows", torch.ones(3, FEATURES), client=2), 2)
-        == "rows has shape (3, 3), expected (2, 3)"
+        reason_of(gate, having("prototypes", torch.ones(3, FEATURES), client=2), 2)
+        == "prototypes has shape (3, 3), expected (2, 3)"
     )
     assert (
-        reason_of(gate, having("rows", torch.ones(1, FEATURES), client=3), 3)
-        == "rows has shape (1, 3), expected (2, 3)"
+        reason_of(gate, having("prototypes", torch.ones(1, FEATURES), client=3), 3)
+        == "prototypes has shape (1, 3), expected (2, 3)"
     )
 
 
@@ -202,7 +204,9 @@ def tensors(draw: st.DrawFn) -> Tensor:
     )
 
 
-TABLES = st.dictionaries(st.sampled_from(["backbone", "rows", "extra"]), tensors(), max_size=3)
+TABLES = st.dictionaries(
+    st.sampled_from(["backbone", "prototypes", "extra"]), tensors(), max_size=3
+)
 COUNTS = st.dictionaries(st.sampled_from(["cat", "dog", "cow"]), st.integers(-2, 12), max_size=3)
 UPDATES = st.builds(
     Update,
@@ -252,7 +256,7 @@ def test_whatever_is_folded_is_what_was_asked_for(
         )
         assert {name: tuple(tensor.shape) for name, tensor in update.tensors.items()} == {
             "backbone": (8,),
-            "rows": (len(update.counts), FEATURES),
+            "prototypes": (len(update.counts), FEATURES),
         }
         assert all(
             tensor.dtype == torch.float32 and tensor.isfinite().all()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedbnn.storage.run_dir import environment
 from PIL import Image
 from scipy.stats import t as student
 
@@ -21,6 +20,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.report import page as report
 from fedbnn.report import tables, words
 from fedbnn.report.tables import Varied
+from fedbnn.storage.run_dir import environment
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -17,7 +17,7 @@ BREACHES = {
         ("import wandb", "wandb has one door"),
         ("import flwr", "flwr has one door"),
         ("from torchvision import datasets", "torchvision has one door"),
-        ("import pyro.distributions", "pyro has two doors"),
+        ("import pyro.distributions", "pyro has one door"),
         ("def f():\n    import pytorch_lightning", "fedbnn does without pytorch_lightning"),
     ],
     "fedbnn/bayes/breach.py": [

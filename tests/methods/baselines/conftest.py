@@ -69,9 +69,7 @@ class Toy:
         labels = 2 * self.task(round) + second.long()
         patterns = torch.randint(0, 200, (4, *self.image_shape), generator=generator(2, "patterns"))
         noise = torch.randint(0, 56, (self.images, *self.image_shape), generator=source)
-        return ImageSet(
-            (patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess()
-        )
+        return ImageSet((patterns[labels] + noise).to(torch.uint8), labels, CLASSES, Preprocess())
 
     def at(self, round: int, client: int, batch_size: int) -> ClientData:
         return ClientData(self.train(round, client), batch_size)

@@ -33,9 +33,8 @@ def check(aggregator: Aggregator, state, update: Update) -> None:
     assert found == aggregator.expected(state, update.classes)
     assert all(bool(tensor.isfinite().all()) for tensor in update.tensors.values())
     assert aggregator.defect(state, update) is None
-    point = aggregator.influence(state, update)
-    assert point.dim() == 1
-    assert bool(point.isfinite().all())
+    pieces = list(aggregator.influence(state, update))
+    assert all(piece.dim() == 1 and bool(piece.isfinite().all()) for piece in pieces)
     lengths = aggregator.known(state, update)
     assert lengths.keys() <= update.tensors.keys()
     assert all(len(values) == len(update.classes) for values in lengths.values())

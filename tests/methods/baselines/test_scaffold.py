@@ -81,9 +81,9 @@ class Bowls(Scaffold):
         zero = {"backbone": torch.zeros_like(state["backbone"])}
         return super().start(state.having(zero), layout, clients)
 
-    def objective(self, assignment, network, layout) -> LocalObjective:
+    def objective(self, assignment, network) -> LocalObjective:
         bowl = [(1.0, 2.0), (2.0, -1.0)][assignment.client]
-        return Bowl(*bowl, assignment, network, layout, len(assignment.classes))
+        return Bowl(*bowl, assignment, network, len(assignment.classes))
 
 
 def test_two_skewed_rounds_are_those_worked_out_by_hand(toy, played) -> None:
