@@ -127,10 +127,9 @@ def _pool(tables: Sequence[Table], split: str, number: Integers) -> Pool:
     """One split of every source; labels become places in the global order of classes."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
     parts = [getattr(table, f"{split}_labels").numpy() for table in tables]
-    placed = (number[part + start] for part, start in zip(parts, starts, strict=False))
+    labels = number[np.concatenate([*map(np.add, parts, starts)])]
     pixels = tuple(getattr(table, f"{split}_pixels") for table in tables)
     channels = max(len(table.mean) for table in tables)
-    labels = np.concatenate([*placed])
     return Pool(pixels, labels, channels, np.ones(len(labels), bool))
 
 
@@ -164,11 +163,11 @@ def shifted(domain: str, pixels: Tensor, positions: Integers) -> Tensor:
 
 def domain_names(incremental: str, domains: Sequence[str] | None, sources: int) -> tuple[str, ...]:
     """The domains of a stream, each a known shift of its one source."""
-    names, both = tuple(domains or ()), "give both or neither"
-    paired = bool(names) == (incremental == "domain")
-    require(paired, "domains", "domains belong to incremental: domain", both)
+    names = tuple(domains or ())
+    paired, once = bool(names) == (incremental == "domain"), len(set(names)) == len(names)
+    what = "domains belong to incremental: domain"
+    require(paired, "domains", what, "give both or neither")
     require(not names or sources == 1, "sources", "domains shift one source", "keep one source")
-    once = len(set(names)) == len(names)
     require(once, "domains", "a domain is named twice", "name each domain once")
     for name in names:
         parse(name)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -93,10 +93,8 @@ def network(name: str, data_dir: Path) -> Iterator[None]:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SECONDS_OF_SILENCE)
     try:
-        with ExitStack() as stack:
-            if not sys.stderr.isatty():
-                stack.enter_context(redirect_stderr(io.StringIO()))
-                stack.enter_context(redirect_stdout(io.StringIO()))
+        out, err = (sys.stdout, sys.stderr) if sys.stderr.isatty() else (io.StringIO(),) * 2
+        with redirect_stdout(out), redirect_stderr(err):
             data_dir.mkdir(parents=True, exist_ok=True)
             yield
     except (OSError, EOFError, RuntimeError, http.client.HTTPException) as error:
@@ -235,9 +233,8 @@ def _read_digits() -> Original:
 
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
-    train, test, *labels = train_test_split(
-        images, data.target, test_size=0.2, stratify=data.target, random_state=0
-    )
+    fifth = {"test_size": 0.2, "stratify": data.target, "random_state": 0}
+    train, test, *labels = train_test_split(images, data.target, **fifth)
     parts = zip((train, test), labels, strict=True)
     return Original(_DIGITS, *(cache.from_arrays(*part, "load_digits") for part in parts))
 

@@ -204,9 +204,8 @@ class FederatedStream(LightningDataModule):
     def counts(self, round: int, client: int) -> dict[str, int]:
         """How many images of each class a client shows; no pixel is read."""
         shown = self._partitioner.shown(*self._known(round, client))
-        labels, counts = np.unique(self._collection.train.labels[shown], return_counts=True)
-        found = zip(labels, counts, strict=True)
-        return {self.classes[label]: int(count) for label, count in found}
+        found = np.unique(self._collection.train.labels[shown], return_counts=True)
+        return {self.classes[label]: int(count) for label, count in zip(*found, strict=True)}
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images that a client trains on in a round; empty if it has none."""
