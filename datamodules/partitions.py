@@ -150,7 +150,7 @@ class Partitioner:
         return self._shows[round]
 
     def _choose(self, round: int) -> list[int]:
-        """Every client that has images is as likely as any other; tasks have their share of them."""
+        """Every client that has images is as likely as any other, so tasks have their share."""
         on = self.schedule.task_of(round, self._rank, self.clients)
         active = np.unique(on).tolist()
         owns = {task: np.array([len(part) for part in self.parts[task]]) for task in active}
