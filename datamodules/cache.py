@@ -33,6 +33,8 @@ from fedbnn.storage import files
 log = logging.getLogger(__name__)
 Histogram = NDArray[np.float64]
 Labels = NDArray[np.int64]
+Side = int | None
+Shape = tuple[int, ...]
 FORMAT = 2
 AT_ONCE = 512
 _ARRAYS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
@@ -43,7 +45,7 @@ class Split:
     """Labels of one split, `read(i, size)` for the pixels of image i, `place(i)` for its file."""
 
     labels: Labels
-    read: Callable[[int, int | None], Array]
+    read: Callable[[int, Side], Array]
     place: Callable[[int], str]
 
 
@@ -113,9 +115,7 @@ class Damaged(Exception):
     """A cached data set is not what was written."""
 
 
-def cached(
-    name: str, located: Located, size: int | None, folder: Path, verify: bool = False
-) -> Table:
+def cached(name: str, located: Located, size: Side, folder: Path, verify: bool = False) -> Table:
     """The data set from the cache in `folder`; built first if it is missing, changed or damaged."""
     place = folder / f"{name}-{size or 'original'}-{located.fingerprint[:16]}"
     with suppress(Damaged):
@@ -135,7 +135,7 @@ def cached(
         raise DataError(f"cache cannot be written: {error}", str(place), fix) from error
 
 
-def _build(name: str, located: Located, size: int | None, place: Path) -> None:
+def _build(name: str, located: Located, size: Side, place: Path) -> None:
     """Decode into a directory aside, then rename; what stood in the place before is removed."""
     original = _read(name, located)
     with files.whole_directory(place) as fresh:
@@ -166,10 +166,8 @@ def _read(name: str, located: Located) -> Original:
     return original
 
 
-def _decode(
-    name: str, split: Split, size: int | None, stem: Path, shape: tuple[int, ...]
-) -> Histogram:
-    """Write `<stem>_labels.npy`, and `<stem>_pixels.npy` batch by batch: memory does not grow.
+def _decode(name: str, split: Split, size: Side, stem: Path, shape: Shape) -> Histogram:
+    """Write `<stem>_labels.npy` and, batch by batch, `<stem>_pixels.npy`: memory does not grow.
 
     The answer is the histogram of the 256 values in each channel.
     """
@@ -189,7 +187,7 @@ def _decode(
     return histogram
 
 
-def _alike(split: Split, index: int, size: int | None, shape: tuple[int, ...]) -> Array:
+def _alike(split: Split, index: int, size: Side, shape: Shape) -> Array:
     """One image, which must have the shape of the first image of the data set."""
     image = split.read(index, size)
     if image.shape != shape:
@@ -221,19 +219,8 @@ def _stamped(folder: Path, meta: Mapping[str, Any]) -> bytes:
 
 
 def _opened(name: str, place: Path, verify: bool = False) -> Table:
-    """Map the arrays of a cached data set that is as it was written."""
-    meta = _read_meta(place / "meta.json")
-    _check(place, meta, verify)
-    arrays = {
-        array: torch.from_numpy(np.load(place / f"{array}.npy", mmap_mode="c")) for array in _ARRAYS
-    }
-    mean, deviation = tuple(meta["mean"]), tuple(meta["deviation"])
-    return Table(name, tuple(meta["classes"]), mean=mean, deviation=deviation, **arrays)
-
-
-def _check(place: Path, meta: Mapping[str, Any], verify: bool) -> None:
-    """Every array has its stamp, or else (and to `verify`) its digest; new stamps are kept."""
-    paths = {array: place / f"{array}.npy" for array in _ARRAYS}
+    """Map arrays that each have their stamp, or else (and to `verify`) their digest."""
+    meta, paths = _read_meta(place / "meta.json"), {one: place / f"{one}.npy" for one in _ARRAYS}
     try:
         moved = [array for array in _ARRAYS if _stamp(paths[array]) != meta["stamps"][array]]
         for array in _ARRAYS if verify else moved:
@@ -244,16 +231,18 @@ def _check(place: Path, meta: Mapping[str, Any], verify: bool) -> None:
     if moved:
         with suppress(RunDirectoryError):
             files.write_atomic(place / "meta.json", _stamped(place, meta))
+    arrays = (torch.from_numpy(np.load(paths[array], mmap_mode="c")) for array in _ARRAYS)
+    classes, mean, deviation = (tuple(meta[key]) for key in ("classes", "mean", "deviation"))
+    return Table(name, classes, *arrays, mean, deviation)
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
     try:
         envelope = json.loads(file.read_text())
-        body = json.loads(envelope["body"])
+        meta: dict[str, Any] = json.loads(envelope["body"])
         digest = hashlib.sha256(envelope["body"].encode()).hexdigest()
-        whole = digest == envelope["sha256"] and body["format"] == FORMAT
+        if (digest, FORMAT) != (envelope["sha256"], meta["format"]):
+            raise ValueError("it does not match its digest")
+        return meta
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"meta.json cannot be read: {error}") from error
-    if not whole:
-        raise Damaged("meta.json does not match its digest")
-    return dict(body)

@@ -1,27 +1,34 @@
-"""The opened sources as one: global class names, one image shape, and which images a task has."""
+"""The opened sources as one: global class names, one image shape, and the images of each task.
 
-import itertools
-from collections.abc import Sequence
+In a domain-incremental stream a task shifts all images; in a domain an image always looks the same.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode, functional
 
 from datamodules.cache import Table
-from datamodules.domains import shifted
 from datamodules.partitions import draws
 from datamodules.scenarios import Integers, class_groups, require
+from fedbnn.errors import ConfigError, did_you_mean
 from fedbnn.images import ImageSet, Preprocess
+from fedbnn.seeds import generator
+from fedbnn.stream import Task
+
+Change = Callable[[Tensor, Integers, float], Tensor]
+_NOISES = 251
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One split of all sources, one after the other; an image is known by its position.
-
-    Only `open` images are shown.
-    """
+    """One split of all sources; an image is known by its position. Only `open` ones are shown."""
 
     parts: tuple[Tensor, ...]
     labels: Integers
@@ -37,14 +44,6 @@ class Pool:
             inside = np.flatnonzero((positions >= start) & (positions < start + len(part)))
             found[inside] = part.numpy()[positions[inside] - start]
         return torch.from_numpy(found)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A name, and the classes that occur in it."""
-
-    name: str
-    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,10 @@ def collect(
     `class_order` is the seed of a shuffle of all classes. With a `validation` share, that part of
     train is the test.
     """
-    _same_size(tables)
+    sizes = {table.name: "{}x{}".format(*table.train_pixels.shape[-2:]) for table in tables}
+    found = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    what = f"images of one stream need one size, not {found}"
+    require(len(set(sizes.values())) == 1, "size", what, "set it, for example size: 32")
     names = [f"{table.name}/{name}" for table in tables for name in table.classes]
     order = np.arange(len(names))
     if class_order is not None:
@@ -102,47 +104,33 @@ def collect(
         held = held_out(train.labels, validation, seed)
         train, test = replace(train, open=~held), replace(train, open=held)
     classes = tuple(names[place] for place in order)
-    groups = task_labels(incremental, [len(table.classes) for table in tables], tasks)
-    titles = {
-        "class": [f"classes {group[0]}-{group[-1]}" for group in groups],
-        "task": [table.name for table in tables],
-        "domain": domains,
-    }
-    named = tuple(
-        Task(title, classes[group.start : group.stop])
-        for title, group in zip(titles[incremental], groups, strict=True)
-    )
-    return Collection(classes, named, groups, domains, train, test, common_preprocess(tables))
+    labels = task_labels(incremental, tables, tasks, domains)
+    named = tuple(Task(name, classes[group.start : group.stop]) for name, group in labels.items())
+    look = common_preprocess(tables)
+    return Collection(classes, named, (*labels.values(),), domains, train, test, look)
 
 
-def _same_size(tables: Sequence[Table]) -> None:
-    sizes = {table.name: "{}x{}".format(*table.train_pixels.shape[-2:]) for table in tables}
-    found = ", ".join(f"{name} {size}" for name, size in sizes.items())
-    what = f"images of one stream need one size, not {found}"
-    require(len(set(sizes.values())) == 1, "size", what, "set it, for example size: 32")
-
-
-def task_labels(incremental: str, sizes: Sequence[int], tasks: int) -> tuple[range, ...]:
-    """The labels of each task: a group of classes, the classes of a source, or in a domain all."""
+def task_labels(
+    incremental: str, tables: Sequence[Table], tasks: int, domains: Sequence[str]
+) -> dict[str, range]:
+    """Name and labels of each task: a group of classes, those of a source, or in a domain all."""
+    ends = np.cumsum([0, *(len(table.classes) for table in tables)]).tolist()
     if incremental == "class":
-        return class_groups(sum(sizes), tasks)
+        groups = class_groups(ends[-1], tasks)
+        return {f"classes {group[0]}-{group[-1]}": group for group in groups}
     if incremental == "domain":
-        return (range(sum(sizes)),) * tasks
-    starts = np.cumsum([0, *sizes]).tolist()
-    return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
+        return dict.fromkeys(domains, range(ends[-1]))
+    return {one.name: range(*span) for one, span in zip(tables, pairwise(ends), strict=True)}
 
 
 def _pool(tables: Sequence[Table], split: str, number: Integers) -> Pool:
     """One split of every source; labels become places in the global order of classes."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
-    pixels, labels = (
-        [getattr(table, f"{split}_{part}") for table in tables] for part in ("pixels", "labels")
-    )
-    placed = [number[part.numpy() + start] for part, start in zip(labels, starts, strict=False)]
+    parts = [getattr(table, f"{split}_labels").numpy() for table in tables]
+    labels = number[np.concatenate([*map(np.add, parts, starts)])]
+    pixels = tuple(getattr(table, f"{split}_pixels") for table in tables)
     channels = max(len(table.mean) for table in tables)
-    return Pool(
-        tuple(pixels), np.concatenate(placed), channels, np.ones(sum(map(len, labels)), bool)
-    )
+    return Pool(pixels, labels, channels, np.ones(len(labels), bool))
 
 
 def common_preprocess(tables: Sequence[Table]) -> Preprocess:
@@ -164,3 +152,77 @@ def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
         images = draws(seed, "validation", int(label)).permutation(np.flatnonzero(labels == label))
         chosen[images[: min(max(1, round(share * len(images))), len(images) - 1)]] = True
     return chosen
+
+
+def shifted(domain: str, pixels: Tensor, positions: Integers) -> Tensor:
+    """The uint8 images as they look in `domain`; `positions` name them, and noise is by name."""
+    name, strength = parse(domain)
+    changed = CHANGES[name](pixels.float(), positions, strength)
+    return changed.round().clamp(0, 255).to(torch.uint8)
+
+
+def domain_names(incremental: str, domains: Sequence[str] | None, sources: int) -> tuple[str, ...]:
+    """The domains of a stream, each a known shift of its one source."""
+    names = tuple(domains or ())
+    paired, once = bool(names) == (incremental == "domain"), len(set(names)) == len(names)
+    what = "domains belong to incremental: domain"
+    require(paired, "domains", what, "give both or neither")
+    require(not names or sources == 1, "sources", "domains shift one source", "keep one source")
+    require(once, "domains", "a domain is named twice", "name each domain once")
+    for name in names:
+        parse(name)
+    return names
+
+
+def parse(domain: str) -> tuple[str, float]:
+    """`rotation:45` -> ("rotation", 45.0); `clean` needs no strength."""
+    name, _, strength = domain.partition(":")
+    fix = did_you_mean(name, CHANGES)
+    require(name in CHANGES, "domains", f"unknown domain {domain!r}", fix)
+    try:
+        value = 0.0 if name == "clean" and not strength else float(strength)
+    except ValueError:
+        what = f"domain {domain!r} has no strength"
+        raise ConfigError(what, "stream.domains", f"write {name}:NUMBER") from None
+    possible = math.isfinite(value) and (value >= 0 or name == "rotation")
+    what = f"domain {domain!r} has no possible strength"
+    require(possible, "domains", what, "use a number of at least 0")
+    return name, value
+
+
+def clean(pixels: Tensor, _positions: Integers, _strength: float) -> Tensor:
+    """The images as they are."""
+    return pixels
+
+
+def rotation(pixels: Tensor, _positions: Integers, degrees: float) -> Tensor:
+    """Turned counter-clockwise about the centre, bilinear, black where nothing was."""
+    return functional.rotate(pixels, degrees, InterpolationMode.BILINEAR)
+
+
+def noise(pixels: Tensor, positions: Integers, deviation: float) -> Tensor:
+    """x + 255 deviation e, e ~ N(0, 1); image i always meets noise number i mod 251."""
+    bank = torch.randn(_NOISES, *pixels.shape[1:], generator=generator(0, "noise"))
+    return pixels + 255 * deviation * bank[torch.from_numpy(positions % _NOISES)]
+
+
+def blur(pixels: Tensor, _positions: Integers, sigma: float) -> Tensor:
+    """Convolved with a Gaussian of `sigma` pixels that reaches 3 sigma, mirrored at the border."""
+    reach = min(max(1, math.ceil(3 * sigma)), min(pixels.shape[-2:]) - 1)
+    return functional.gaussian_blur(pixels, [2 * reach + 1] * 2, [sigma] * 2) if sigma else pixels
+
+
+def contrast(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
+    """m + factor (x - m), m the mean of the image: 0 is flat grey, 1 changes nothing."""
+    mean = pixels.mean((1, 2, 3), keepdim=True)
+    return mean + factor * (pixels - mean)
+
+
+def brightness(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
+    """factor x."""
+    return factor * pixels
+
+
+CHANGES: Mapping[str, Change] = {
+    change.__name__: change for change in (clean, rotation, noise, blur, contrast, brightness)
+}

@@ -28,9 +28,8 @@ def preference(seed: int, label: int, clients: int, alpha: float) -> NDArray[np.
     Drawn as Gamma(alpha + 1) U^(1/alpha), which never underflows.
     """
     random = draws(seed, "preference", label)
-    return np.asarray(
-        np.log(random.gamma(alpha + 1, size=clients)) + np.log1p(-random.random(clients)) / alpha
-    )
+    gamma = random.gamma(alpha + 1, size=clients)
+    return np.asarray(np.log(gamma) + np.log1p(-random.random(clients)) / alpha)
 
 
 def dirichlet(labels: Integers, clients: int, alpha: float, seed: int) -> Integers:
@@ -102,8 +101,7 @@ class Partitioner:
 
     @cached_property
     def _rank(self) -> Integers:
-        order = draws(self.seed, "order of changing over").permutation(self.clients)
-        return np.argsort(order)
+        return np.argsort(draws(self.seed, "order of changing over").permutation(self.clients))
 
     @cached_property
     def parts(self) -> list[list[Integers]]:
@@ -152,10 +150,7 @@ class Partitioner:
         return self._shows[round]
 
     def _choose(self, round: int) -> list[int]:
-        """Each client that has images is as likely as any other, and so the mixture is right.
-
-        The tasks are represented by their numbers of such clients, as evenly as whole numbers can.
-        """
+        """Every client that has images is as likely as any other, so tasks have their share."""
         on = self.schedule.task_of(round, self._rank, self.clients)
         active = np.unique(on).tolist()
         owns = {task: np.array([len(part) for part in self.parts[task]]) for task in active}
@@ -164,17 +159,14 @@ class Partitioner:
         count = min(self.clients_per_round, sum(sizes))
         start = draws(self.seed, "tasks of participants", round).random()
         random, numbers = draws(self.seed, "participants", round), systematic(sizes, count, start)
-        chosen = [
-            random.choice(these, number, replace=False, shuffle=False)
-            for these, number in zip(ready, numbers, strict=True)
-        ]
+        some = partial(random.choice, replace=False, shuffle=False)
+        chosen = [some(*task) for task in zip(ready, numbers, strict=True)]
         return np.sort(np.concatenate(chosen)).tolist()
 
     def _counts(self, round: int, chosen: Sequence[int]) -> list[int]:
-        """How many images these participants show.
+        """How many images these participants show: all they own, or a part of the round's draw.
 
-        The round's draw is divided among tasks by their clients; or by their participants, where a
-        task has too few clients to be sure of one.
+        Tasks share the draw by their clients; by participants where one may have none of these.
         """
         sizes = np.array([len(self.owned(round, client)) for client in chosen], np.int64)
         if self.samples_per_round is None:

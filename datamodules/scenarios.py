@@ -21,10 +21,8 @@ def require(condition: bool, key: str, what: str, fix: str) -> None:
 
 def class_groups(classes: int, tasks: int) -> tuple[range, ...]:
     """Consecutive groups, sizes at most one apart: the first take the remainder, none is lost."""
-    possible = 1 <= tasks <= classes
-    require(
-        possible, "tasks", f"{tasks} tasks of {classes} classes", f"choose 1 to {classes} tasks"
-    )
+    what, fix = f"{tasks} tasks of {classes} classes", f"choose 1 to {classes} tasks"
+    require(1 <= tasks <= classes, "tasks", what, fix)
     size, more = divmod(classes, tasks)
     starts = [task * size + min(task, more) for task in range(tasks + 1)]
     return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
@@ -59,18 +57,14 @@ class Schedule:
         """The last round in which each task has clients."""
         return tuple(end for _, end in self.windows)
 
-    def proportion(self, task: int, round: int) -> float:
-        """How far the change from `task` to the next has come.
-
-        (r - a) / (b - a + 1) in an overlap of rounds a + 1 .. b.
-        """
-        start, end = self.windows[task + 1][0], self.windows[task][1]
-        return float(np.clip((round - start) / (end - start + 1), 0, 1))
-
     def moved(self, round: int, clients: int) -> tuple[int, ...]:
-        """For each change of task, how many of the clients have made it (by largest remainder)."""
-        share = [self.proportion(task, round) for task in range(len(self.windows) - 1)]
-        return tuple(largest_remainder((1 - part, part), clients)[1] for part in share)
+        """For each change of task, how many of the clients have made it (by largest remainder).
+
+        In an overlap of rounds a + 1 .. b it is a share of (r - a) / (b - a + 1).
+        """
+        overlaps = [(start, end) for (_, end), (start, _) in itertools.pairwise(self.windows)]
+        far = [min(max((round - a) / (b - a + 1), 0.0), 1.0) for a, b in overlaps]
+        return tuple(largest_remainder((1 - share, share), clients)[1] for share in far)
 
     def clients_on(self, round: int, clients: int) -> tuple[int, ...]:
         """How many clients are on each task."""
@@ -113,10 +107,9 @@ def _checked(windows: list[Window], key: str) -> Schedule:
     begins = bool(windows) and windows[0][0] == 0 and all(start < end for start, end in windows)
     fix = "the first begins at 0, and each ends after it begins"
     require(begins, key, f"tasks cannot last {text}", fix)
-    for (start, end), (later_start, later_end) in itertools.pairwise(windows):
-        ordered = start < later_start <= end < later_end
-        fix = "each begins after the one before it and no later than that ends, and ends after it"
-        require(ordered, key, f"tasks cannot last {text}", fix)
+    ordered = all(a < later <= b < end for (a, b), (later, end) in itertools.pairwise(windows))
+    fix = "each begins after the one before it and no later than that ends, and ends after it"
+    require(ordered, key, f"tasks cannot last {text}", fix)
     return Schedule(tuple(windows))
 
 
@@ -129,10 +122,8 @@ def timed(
     stagger: int | None,
 ) -> Schedule:
     """The schedule of so many tasks that these settings of a stream describe, if they agree."""
-    for key, value, owner in (
-        ("durations", durations, "gradual"),
-        ("stagger", stagger, "staggered"),
-    ):
+    owners = {"durations": (durations, "gradual"), "stagger": (stagger, "staggered")}
+    for key, (value, owner) in owners.items():
         fits, what = (value is not None) == (kind == owner), f"{key} and schedule: {owner}"
         require(fits, key, f"{what} belong together", "give both or neither")
     said = (rounds_per_task is not None) + (boundaries is not None)

@@ -11,8 +11,9 @@ import sys
 import tempfile
 import urllib.error
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ TINY_IMAGENET_URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, AssertionError, LookupError)
 _UNREADABLE += (pickle.UnpicklingError,)
-Read = Callable[[Path, bool], Original]
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,11 @@ class DatasetRegistry:
         check_source(source)
         data = Path(self.data_dir).expanduser()
         decoded = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
-        own = source.startswith(FOLDER) and image_folder(data / source.removeprefix(FOLDER))
-        located = own or SOURCES[source](data, self.download)
+        own, locate = data / source.removeprefix(FOLDER), SOURCES.get(source)
+        located = locate(data, self.download) if locate else image_folder(own)
+        if located is None:
+            fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
+            raise DataError("no image folder", f"looked in {own}", fix)
         return cache.cached(short_name(source), located, self.size, decoded, verify)
 
 
@@ -90,10 +93,8 @@ def network(name: str, data_dir: Path) -> Iterator[None]:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SECONDS_OF_SILENCE)
     try:
-        with ExitStack() as stack:
-            if not sys.stderr.isatty():
-                stack.enter_context(redirect_stderr(io.StringIO()))
-                stack.enter_context(redirect_stdout(io.StringIO()))
+        out, err = (sys.stdout, sys.stderr) if sys.stderr.isatty() else (io.StringIO(),) * 2
+        with redirect_stdout(out), redirect_stderr(err):
             data_dir.mkdir(parents=True, exist_ok=True)
             yield
     except (OSError, EOFError, RuntimeError, http.client.HTTPException) as error:
@@ -107,55 +108,64 @@ def network(name: str, data_dir: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Official:
-    """A published data set: its files below the data directory, and how torchvision reads them."""
+    """A published data set: its files, what torchvision calls it, and its options for each part."""
 
     name: str
     files: tuple[str, ...]
-    read: Read
+    kind: Callable[..., Any]
+    parts: Sequence[Mapping[str, Any]] = ({"train": True}, {"train": False})
+    classes: Sequence[str] = ()
 
     def locate(self, data_dir: Path, download: bool) -> Located:
         """The official files, or else `<data_dir>/<name>/{train,test}/<class>/*.png`."""
         paths = [data_dir / file for file in self.files]
         absent = [path for path in paths if not path.exists()]
-        if absent and folder_parts(data_dir / self.name):
-            return image_folder(data_dir / self.name)
+        if absent and (folder := image_folder(data_dir / self.name)):
+            return folder
         if absent and not download:
             fix = "set stream.download=true, or stream.data_dir to where it is"
             raise DataError(f"data set {self.name} is missing", f"looked for {absent[0]}", fix)
         if absent:
             self._fetch(data_dir)
-        return Located(cache.fingerprint(paths), lambda: self._read(data_dir, download))
+        return Located(cache.fingerprint(paths), lambda: self._checked(data_dir, download))
 
-    def _fetch(self, data_dir: Path) -> None:
+    def _fetch(self, data_dir: Path) -> Original:
         with network(self.name, data_dir):
-            self.read(data_dir, True)
+            return self._read(data_dir, True)
 
-    def _read(self, data_dir: Path, download: bool) -> Original:
+    def _checked(self, data_dir: Path, download: bool) -> Original:
         """Files that cannot be read are fetched once more if downloads are allowed."""
         try:
-            return self.read(data_dir, False)
+            return self._read(data_dir, False)
         except _UNREADABLE as error:
             if download:
-                self._fetch(data_dir)
-                return self._read(data_dir, False)
+                return self._fetch(data_dir)
             what, where = f"{self.name} cannot be read: {error}", str(data_dir / self.files[0])
             raise DataError(what, where, "remove it and set stream.download=true") from error
 
-
-def folder_parts(root: Path) -> tuple[Path, Path] | None:
-    """The train directory and the test (or val) directory of an image folder, if it is one."""
-    train = root / "train"
-    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    return (train, test) if train.is_dir() and test else None
+    def _read(self, data_dir: Path, download: bool) -> Original:
+        train, test = (self.kind(data_dir, **part, download=download) for part in self.parts)
+        return Original(tuple(self.classes or train.classes), _split(train), _split(test))
 
 
-def image_folder(root: Path) -> Located:
-    """`<root>/train/<class>/*.png` and `<root>/test/<class>/*.png` (or `val`)."""
-    parts = folder_parts(root)
-    if parts is None:
-        fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
-        raise DataError("no image folder", f"looked in {root}", fix)
-    return Located(cache.fingerprint(parts), lambda: _read_folder(*parts))
+def _split(data: Any) -> Split:
+    """What torchvision read: an image file each, or all images in one array, channels last."""
+    if hasattr(data, "_image_files"):
+        return cache.from_files([*zip(data._image_files, data._labels, strict=True)])
+    images, labels = np.asarray(data.data), getattr(data, "targets", None)
+    if isinstance(data, datasets.EMNIST):  # whose files hold every image mirrored on the diagonal
+        images = images.transpose(0, 2, 1)
+    if isinstance(data, datasets.STL10):
+        images, labels = images.transpose(0, 2, 3, 1), data.labels
+    return cache.from_arrays(images, labels, f"{data.root}, {type(data).__name__}")
+
+
+def image_folder(root: Path) -> Located | None:
+    """`<root>/train/<class>/*.png` and `<root>/test/<class>/*.png` (or `val`), if there."""
+    train, test = root / "train", root / ("test" if (root / "test").is_dir() else "val")
+    if not (train.is_dir() and test.is_dir()):
+        return None
+    return Located(cache.fingerprint((train, test)), lambda: _read_folder(train, test))
 
 
 def _read_folder(train: Path, test: Path) -> Original:
@@ -164,33 +174,37 @@ def _read_folder(train: Path, test: Path) -> Original:
         if path.is_dir() and path.name not in classes:
             what = f"class {path.name!r} has test images only"
             raise DataError(what, str(path), f"add {train / path.name}")
-    folders = ([(top / name, label) for label, name in enumerate(classes)] for top in (train, test))
-    return Original(classes, *map(_labelled, folders))
+    parts = (_labelled([top / name for name in classes]) for top in (train, test))
+    return Original(classes, *map(cache.from_files, parts))
 
 
-def _labelled(folders: Sequence[tuple[Path, int]]) -> Split:
+def _labelled(folders: Sequence[Path]) -> list[tuple[Path, int]]:
     """Every picture of every class folder, in the order of names."""
-    return cache.from_files([(file, label) for folder, label in folders for file in below(folder)])
+    return [(file, label) for label, folder in enumerate(folders) for file in below(folder)]
 
 
-def _tiny_imagenet(data_dir: Path, download: bool) -> Original:
+class TinyImageNet:
     """train/<wnid>/images/*.JPEG, and val/images/*.JPEG named in val/val_annotations.txt.
 
-    The test is `val`, whose labels are public. The archive is unpacked aside and renamed.
+    Made like torchvision's data sets. The test is `val`, whose labels are public. The archive is
+    unpacked aside and renamed.
     """
-    root = data_dir / "tiny-imagenet-200"
-    if download and not root.exists():
-        with tempfile.TemporaryDirectory(dir=data_dir) as aside:
-            download_and_extract_archive(TINY_IMAGENET_URL, aside, md5=TINY_IMAGENET_MD5)
-            (Path(aside) / root.name).rename(root)
-    wnids = (root / "wnids.txt").read_text().split()
-    train = _labelled([(root / "train" / wnid, label) for label, wnid in enumerate(wnids)])
-    test = _annotated(root / "val", {wnid: label for label, wnid in enumerate(wnids)})
-    return Original(_words(root / "words.txt", wnids), train, cache.from_files(test))
+
+    def __init__(self, data_dir: Path, split: str, download: bool) -> None:
+        root = data_dir / "tiny-imagenet-200"
+        if download and not root.exists():
+            with tempfile.TemporaryDirectory(dir=data_dir) as aside:
+                download_and_extract_archive(TINY_IMAGENET_URL, aside, md5=TINY_IMAGENET_MD5)
+                (Path(aside) / root.name).rename(root)
+        wnids = (root / "wnids.txt").read_text().split()
+        self.classes = _words(root / "words.txt", wnids)
+        folders = [root / "train" / wnid for wnid in wnids]
+        found = _labelled(folders) if split == "train" else _annotated(root / "val", wnids)
+        self._image_files, self._labels = [file for file, _ in found], [label for _, label in found]
 
 
-def _annotated(val: Path, number: dict[str, int]) -> list[tuple[Path, int]]:
-    annotations = val / "val_annotations.txt"
+def _annotated(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+    annotations, number = val / "val_annotations.txt", {wnid: i for i, wnid in enumerate(wnids)}
     rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
     for line, row in enumerate(rows, 1):
         if len(row) < 2 or row[1] not in number:
@@ -208,50 +222,9 @@ def _words(file: Path, wnids: list[str]) -> tuple[str, ...]:
     return tuple(name if names.count(name) == 1 else wnid for name, wnid in pairs)
 
 
-def _reads(
-    kind: type[datasets.VisionDataset],
-    split: Callable[[Any], Split],
-    classes: Sequence[str] = (),
-    parts: Sequence[Mapping[str, Any]] = ({"train": True}, {"train": False}),
-) -> Read:
-    """What torchvision calls `kind`: its options for train and test, and how each is `split` up."""
-
-    def read(root: Path, download: bool) -> Original:
-        train, test = (kind(root, **part, download=download) for part in parts)
-        return Original(tuple(classes or train.classes), split(train), split(test))
-
-    return read
-
-
-def _arrays(data: Any) -> Split:
-    """All images in one array (n, height, width) or (n, height, width, 3)."""
-    return cache.from_arrays(
-        np.asarray(data.data), data.targets, f"{data.root}, {type(data).__name__}"
-    )
-
-
-def _upright(data: Any) -> Split:
-    """EMNIST's files hold every image mirrored along the diagonal."""
-    return cache.from_arrays(
-        data.data.transpose(1, 2).numpy(), data.targets, f"{data.root}, EMNIST"
-    )
-
-
-def _channels_first(data: Any) -> Split:
-    """STL-10's array is (n, 3, height, width)."""
-    return cache.from_arrays(data.data.transpose(0, 2, 3, 1), data.labels, f"{data.root}, STL10")
-
-
-def _image_files(data: Any) -> Split:
-    """An image file each."""
-    return cache.from_files([*zip(data._image_files, data._labels, strict=True)])
-
-
 def digits(_data_dir: Path, _download: bool) -> Located:
     """The 1797 grey 8x8 digits inside scikit-learn; a fixed fifth of each class is the test."""
-    import sklearn
-
-    return Located(f"sklearn{sklearn.__version__}".ljust(16, "-"), _read_digits)
+    return Located(f"sklearn{version('scikit-learn')}".ljust(16, "-"), _read_digits)
 
 
 def _read_digits() -> Original:
@@ -260,9 +233,8 @@ def _read_digits() -> Original:
 
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
-    train, test, *labels = train_test_split(
-        images, data.target, test_size=0.2, stratify=data.target, random_state=0
-    )
+    fifth = {"test_size": 0.2, "stratify": data.target, "random_state": 0}
+    train, test, *labels = train_test_split(images, data.target, **fifth)
     parts = zip((train, test), labels, strict=True)
     return Original(_DIGITS, *(cache.from_arrays(*part, "load_digits") for part in parts))
 
@@ -273,31 +245,25 @@ def _idx(folder: str, test: str = "t10k") -> tuple[str, ...]:
     return tuple(f"{folder}{part}-{kind}-ubyte" for part in ("train", test) for kind in kinds)
 
 
-_DIGITS, _FASHION = tuple("0123456789"), datasets.FashionMNIST.classes
+_DIGITS = tuple("0123456789")
 _BALANCED = [{"split": "balanced", "train": train} for train in (True, False)]
 _NAMED = [{"split": "train"}, {"split": "test"}]
 _SWAPPED = [*reversed(_NAMED)]  # as in the paper: 6,149 images to train on, 1,020 to test
 _FLOWERS = tuple(f"flowers-102/{file}" for file in ("setid.mat", "imagelabels.mat", "jpg"))
 _TINY = tuple(f"tiny-imagenet-200/{file}" for file in ("wnids.txt", "train", "val"))
-_FOOD = ("food-101/meta", "food-101/images")
-_LETTERS = _idx("EMNIST/raw/emnist-balanced-", "test")
-OFFICIAL = (
-    Official("mnist", _idx("MNIST/raw/"), _reads(datasets.MNIST, _arrays, _DIGITS)),
-    Official(
-        "fashion_mnist",
-        _idx("FashionMNIST/raw/"),
-        _reads(datasets.FashionMNIST, _arrays, _FASHION),
-    ),
-    Official("emnist", _LETTERS, _reads(datasets.EMNIST, _upright, parts=_BALANCED)),
-    Official("usps", ("usps.bz2", "usps.t.bz2"), _reads(datasets.USPS, _arrays, _DIGITS)),
-    Official("cifar10", ("cifar-10-batches-py",), _reads(datasets.CIFAR10, _arrays)),
-    Official("cifar100", ("cifar-100-python",), _reads(datasets.CIFAR100, _arrays)),
-    Official("stl10", ("stl10_binary",), _reads(datasets.STL10, _channels_first, parts=_NAMED)),
-    Official("flowers102", _FLOWERS, _reads(datasets.Flowers102, _image_files, parts=_SWAPPED)),
-    Official("food101", _FOOD, _reads(datasets.Food101, _image_files, parts=_NAMED)),
-    Official("tiny_imagenet", _TINY, _tiny_imagenet),
+_OFFICIAL = (
+    Official("mnist", _idx("MNIST/raw/"), datasets.MNIST, classes=_DIGITS),
+    Official("fashion_mnist", _idx("FashionMNIST/raw/"), datasets.FashionMNIST),
+    Official("emnist", _idx("EMNIST/raw/emnist-balanced-", "test"), datasets.EMNIST, _BALANCED),
+    Official("usps", ("usps.bz2", "usps.t.bz2"), datasets.USPS, classes=_DIGITS),
+    Official("cifar10", ("cifar-10-batches-py",), datasets.CIFAR10),
+    Official("cifar100", ("cifar-100-python",), datasets.CIFAR100),
+    Official("stl10", ("stl10_binary",), datasets.STL10, _NAMED),
+    Official("flowers102", _FLOWERS, datasets.Flowers102, _SWAPPED),
+    Official("food101", ("food-101/meta", "food-101/images"), datasets.Food101, _NAMED),
+    Official("tiny_imagenet", _TINY, TinyImageNet, _NAMED),
 )
 SOURCES: Mapping[str, Callable[[Path, bool], Located]] = {
     "digits": digits,
-    **{official.name: official.locate for official in OFFICIAL},
+    **{official.name: official.locate for official in _OFFICIAL},
 }

@@ -9,13 +9,13 @@ import numpy as np
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from datamodules.collection import Collection, Task, collect
-from datamodules.domains import domain_names
+from datamodules.collection import Collection, collect, domain_names
 from datamodules.partitions import Partitioner, draws
 from datamodules.scenarios import largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
 from fedbnn.config.ranges import Count, Fraction, NonNegativeCount, Positive, Side
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
+from fedbnn.stream import Task
 
 _TEST_BATCH = 256
 
@@ -145,10 +145,8 @@ class FederatedStream(LightningDataModule):
         """The tasks of each run of rounds with the same tasks, at its first and last round."""
         rows = []
         for first, last, tasks in self.schedule.phases(self.num_clients):
-            clients, images = (
-                np.array([shares(first), shares(last)])
-                for shares in (self.shares, self.image_shares)
-            )
+            clients = np.array([self.shares(first), self.shares(last)])
+            images = np.array([self.image_shares(first), self.image_shares(last)])
             for task in tasks:
                 classes = self.tasks[task].classes
                 row = {"first": first, "last": last, "task": self.tasks[task].name}
@@ -163,29 +161,17 @@ class FederatedStream(LightningDataModule):
     def _collection(self) -> Collection:
         asked = self.hparams
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
-        return collect(
-            [registry.open(source) for source in self.sources],
-            self.incremental,
-            len(self.schedule.windows),
-            self.domains,
-            asked.class_order,
-            asked.validation_share if asked.validation else 0.0,
-            self.seed,
-        )
+        tables = [registry.open(source) for source in self.sources]
+        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.class_order
+        return collect(tables, *tasks, asked.validation * asked.validation_share, self.seed)
 
     @cached_property
     def _partitioner(self) -> Partitioner:
         data, asked = self._collection, self.hparams
-        return Partitioner(
-            data.train.labels,
-            [data.images(data.train, task) for task in range(len(data.tasks))],
-            self.schedule,
-            self.num_clients,
-            self.clients_per_round,
-            asked.alpha if asked.partition == "dirichlet" else None,
-            asked.samples_per_round,
-            self.seed,
-        )
+        images = [data.images(data.train, task) for task in range(len(data.tasks))]
+        skew = asked.alpha if asked.partition == "dirichlet" else None
+        draw = self.num_clients, self.clients_per_round, skew, asked.samples_per_round, self.seed
+        return Partitioner(data.train.labels, images, self.schedule, *draw)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -218,14 +204,12 @@ class FederatedStream(LightningDataModule):
     def counts(self, round: int, client: int) -> dict[str, int]:
         """How many images of each class a client shows; no pixel is read."""
         shown = self._partitioner.shown(*self._known(round, client))
-        labels, counts = np.unique(self._collection.train.labels[shown], return_counts=True)
-        found = zip(labels, counts, strict=True)
-        return {self.classes[label]: int(count) for label, count in found}
+        found = np.unique(self._collection.train.labels[shown], return_counts=True)
+        return {self.classes[label]: int(count) for label, count in zip(*found, strict=True)}
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images that a client trains on in a round; empty if it has none."""
-        data = self._collection
-        shown = self._partitioner.shown(*self._known(round, client))
+        data, shown = self._collection, self._partitioner.shown(*self._known(round, client))
         images = data.image_set(data.train, shown, self.task_of(round, client))
         look = replace(data.preprocess, flip=self.hparams.flip, shift=self.hparams.shift)
         return replace(images, preprocess=look)
@@ -240,16 +224,11 @@ class FederatedStream(LightningDataModule):
         return data.image_set(data.test, data.images(data.test, task), task)
 
     def test_now(self, round: int, images: int | None = None) -> ImageSet:
-        """Test images of the tasks in the mixture of this round's training, at most `images`.
-
-        A task always gives the same ones first.
-        """
+        """At most so many test images, mixed as in the round; a task gives the same ones first."""
         data = self._collection
         shares = {task: share for task, share in enumerate(self.image_shares(round)) if share}
-        mixed = {
-            task: draws(self.seed, "test now", task).permutation(data.images(data.test, task))
-            for task in shares
-        }
+        draw = partial(draws, self.seed, "test now")
+        mixed = {task: draw(task).permutation(data.images(data.test, task)) for task in shares}
         most = min(int(len(mixed[task]) / share + 1e-9) for task, share in shares.items())
         counts = largest_remainder([*shares.values()], min(images or most, most))
         chosen = [(task, mixed[task][:count]) for task, count in zip(shares, counts, strict=True)]

@@ -1,12 +1,11 @@
-"""Plain networks: a backbone that turns images into features, and a linear classifier on top that
-returns logits.
+"""Plain networks: a backbone turns images into features, a linear classifier these into logits.
 
-A backbone is an `nn.Module` built from the shape of the images; its `width` is the number of
-features.
+A backbone is built from the shape of the images; its `width` is the number of features.
 """
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from math import ceil
 from typing import Literal
 
 import torch
@@ -20,17 +19,12 @@ Norm = Literal["batch", "group"]
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
     """Batch norm, or group norm with 8 channels a group."""
-    return (
-        nn.BatchNorm2d(channels)
-        if kind == "batch"
-        else nn.GroupNorm(max(1, channels // 8), channels)
-    )
+    groups = max(1, channels // 8)
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(groups, channels)
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max pooling. Without gradients on a CPU all channels of a pixel lie together: the same
-    numbers, several times faster.
-    """
+    """Max pooling; without gradients on a CPU with channels last: the same numbers, but faster."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The largest value of every window."""
@@ -64,23 +58,12 @@ class LeNet(nn.Module):
         channels, height, breadth = image_shape
         rest = [((side - 4) // 2 - 4) // 2 for side in (height, breadth)]
         if min(rest) < 1:
-            raise ConfigError(
-                f"lenet needs images of at least 16x16, not {height}x{breadth}",
-                "network.name",
-                "use mlp",
-            )
-        self.layers = nn.Sequential(
-            nn.Conv2d(channels, 6, 5),
-            nn.ReLU(),
-            MaxPool(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            MaxPool(2),
-            nn.Flatten(),
-            nn.Linear(16 * rest[0] * rest[1], width),
-            nn.ReLU(),
-        )
-        self.width = width
+            what = f"lenet needs images of at least 16x16, not {height}x{breadth}"
+            raise ConfigError(what, "network.name", "use mlp")
+        first = nn.Conv2d(channels, 6, 5), nn.ReLU(), MaxPool(2)
+        second = nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(2)
+        last = nn.Flatten(), nn.Linear(16 * rest[0] * rest[1], width), nn.ReLU()
+        self.layers, self.width = nn.Sequential(*first, *second, *last), width
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch."""
@@ -89,12 +72,10 @@ class LeNet(nn.Module):
 
 
 class _Residual(nn.Module):
-    """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), where the shortcut is a convolution if the
-    shape changes.
-    """
+    """out = conv-norm(ReLU(conv-norm(x))) + shortcut(x), convolved where the shape changes."""
 
     def __init__(
-        self, inner: int, outer: int, stride: int, norm: Norm, shortcut_kernel: int, last_relu: bool
+        self, inner: int, outer: int, stride: int, norm: Norm, kernel: int, last_relu: bool
     ) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -106,9 +87,7 @@ class _Residual(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inner != outer:
-            convolution = nn.Conv2d(
-                inner, outer, shortcut_kernel, stride, shortcut_kernel // 2, bias=False
-            )
+            convolution = nn.Conv2d(inner, outer, kernel, stride, kernel // 2, bias=False)
             self.shortcut = nn.Sequential(convolution, _norm(norm, outer))
         self.last: nn.Module = nn.ReLU() if last_relu else nn.Identity()
 
@@ -120,22 +99,15 @@ class _Residual(nn.Module):
 
 def _stages(blocks: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> nn.Sequential:
     """Four stages of 64, 128, 256, 512 channels with strides 1, 2, 2, 2."""
-    layers, inner = [], 64
-    for outer, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        for block in range(blocks):
-            layers.append(
-                _Residual(
-                    inner, outer, stride if block == 0 else 1, norm, shortcut_kernel, last_relu
-                )
-            )
-            inner = outer
+    layers, look = [], (norm, shortcut_kernel, last_relu)
+    for inner, outer, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        layers.append(_Residual(inner, outer, stride, *look))
+        layers += [_Residual(outer, outer, 1, *look) for _ in range(blocks - 1)]
     return nn.Sequential(*layers)
 
 
 class PaperResNet(nn.Module):
-    """The paper's table, literally: 7x7 stem with stride 4, one residual layer a stage, 3x3
-    shortcuts, fc 1000.
-    """
+    """The paper's table: 7x7 stem of stride 4, a residual layer a stage, 3x3 shortcuts, fc 1000."""
 
     def __init__(self, image_shape: Shape, blocks_per_stage: int = 1, norm: Norm = "batch") -> None:
         super().__init__()
@@ -144,13 +116,11 @@ class PaperResNet(nn.Module):
         self.stages = _stages(blocks_per_stage, norm, shortcut_kernel=3, last_relu=False)
         sides = [_paper_side(side) for side in image_shape[1:]]
         if min(sides) < 1:
-            raise ConfigError(
-                "paper_resnet needs images of at least 5x5", "network.name", "use mlp"
-            )
-        self.fc1 = nn.Sequential(
-            nn.Flatten(), nn.Linear(512 * sides[0] * sides[1], 1000), nn.ReLU()
-        )
+            what = "paper_resnet needs images of at least 5x5"
+            raise ConfigError(what, "network.name", "use mlp")
         self.width = 1000
+        last = nn.Linear(512 * sides[0] * sides[1], self.width)
+        self.fc1 = nn.Sequential(nn.Flatten(), last, nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch."""
@@ -159,19 +129,12 @@ class PaperResNet(nn.Module):
 
 
 def _paper_side(side: int) -> int:
-    """Side of the last feature map: (side + 2 - 7) // 4 + 1 after the stem, then halved (rounded
-    up) three times.
-    """
-    side = (side - 5) // 4 + 1
-    for _ in range(3):
-        side = (side + 1) // 2
-    return side
+    """Side of the last map: (side + 2 - 7) // 4 + 1 after the stem, three times halved upwards."""
+    return ceil(((side - 5) // 4 + 1) / 8)
 
 
 class CifarResNet18(nn.Module):
-    """ResNet-18 with a 3x3 stem and global average pooling: the network of the class-incremental
-    literature.
-    """
+    """ResNet-18 as in the class-incremental literature: 3x3 stem, global average pooling."""
 
     def __init__(self, image_shape: Shape, norm: Norm = "batch") -> None:
         super().__init__()

@@ -1,23 +1,18 @@
 """The stream of a run as everybody sees it: who takes part, with which images; what is tested."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedbnn.images import ImageSet, Preprocess
 
 
-class Task(Protocol):
-    """A task: what people call it, and the global names of its classes."""
+@dataclass(frozen=True)
+class Task:
+    """What people call it, and the global names of the classes that occur in it."""
 
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        ...
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Global names of its classes."""
-        ...
+    name: str
+    classes: tuple[str, ...]
 
 
 class ClientData(Protocol):
@@ -26,11 +21,9 @@ class ClientData(Protocol):
     @property
     def images(self) -> ImageSet:
         """The images to train on."""
-        ...
 
     def with_images(self, images: ImageSet) -> "ClientData":
         """The same, with other images."""
-        ...
 
 
 class Stream(Protocol):
@@ -39,51 +32,39 @@ class Stream(Protocol):
     @property
     def rounds(self) -> int:
         """Number of rounds R."""
-        ...
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
-        ...
 
     @property
     def preprocess(self) -> Preprocess:
         """How pixels become network input."""
-        ...
 
     @property
     def tasks(self) -> Sequence[Task]:
         """All tasks of the run."""
-        ...
 
     def participants(self, round: int) -> tuple[int, ...]:
         """The clients of a round."""
-        ...
 
     def counts(self, round: int, client: int) -> dict[str, int]:
         """Images by class of one client in one round."""
-        ...
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images of one client in one round."""
-        ...
 
     def at(self, round: int, client: int, batch_size: int) -> ClientData:
         """The same as a data module, for `Trainer.fit(module, datamodule=...)`."""
-        ...
 
     def shares(self, round: int) -> tuple[float, ...]:
         """Share of the clients on each task in a round."""
-        ...
 
     def task_ends(self) -> tuple[int, ...]:
         """Last round of each task; of the methods only a `BoundaryMethod` is told."""
-        ...
 
     def test(self, task: int) -> ImageSet:
         """The full test set of a task."""
-        ...
 
     def test_now(self, round: int, images: int | None) -> ImageSet:
         """At most so many test images, drawn from the mixture of tasks of a round."""
-        ...

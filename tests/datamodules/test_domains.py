@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from datamodules.domains import CHANGES, shifted
+from datamodules.collection import CHANGES, shifted
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, 12, 12), dtype=np.uint8))
 PLACES = np.array([3, 1, 254, 9, 505])
