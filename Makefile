@@ -28,7 +28,7 @@ lint: .venv/installed-dev ## Check style (ruff), types (mypy) and who may import
 
 bench: .venv/installed ## Measure speed and memory on this machine.
 	$(BIN)/fedbnn bench step
-	$(BIN)/fedbnn bench scale
+	$(BIN)/fedbnn bench memory --config conf/quickstart.yaml
 
 clean: ## Remove .venv and all caches; runs and data stay.
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
-from types import MappingProxyType
 
 SHOWN = 12
 
@@ -21,32 +20,30 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-HELP: Mapping[Exit, str] = MappingProxyType(
-    {
-        Exit.DONE: "The command did what was asked.",
-        Exit.CONFIGURATION: """The configuration cannot be what you meant: an unknown key or name, a
+HELP: Mapping[Exit, str] = {
+    Exit.DONE: "The command did what was asked.",
+    Exit.CONFIGURATION: """The configuration cannot be what you meant: an unknown key or name, a
 value of the wrong type or out of range, values that contradict each other, or a YAML file that
 cannot be read. Nothing was started and no run directory was made. `python train.py --help` lists
 every key; `--print_config` shows what your file and flags add up to.""",
-        Exit.DATA: """A data set is missing, damaged, or not what the configuration says. The
+    Exit.DATA: """A data set is missing, damaged, or not what the configuration says. The
 message names the file or folder. `fedbnn data` lists the data sets and where each belongs; `fedbnn
 data NAME --download` fetches one; `--stream.data_dir DIR` points to another folder.""",
-        Exit.RUN_DIRECTORY: """The run directory cannot be read, written, locked or resumed: another
+    Exit.RUN_DIRECTORY: """The run directory cannot be read, written, locked or resumed: another
 process uses it, the disk is full, its rounds are damaged, or it was started with another
 configuration. Rounds that were committed are still there. Choose another `--run_dir`, free the
 disk, or resume with the configuration the run was started with.""",
-        Exit.FEDERATION: """Too few clients sent an update that could be folded. The model is the
+    Exit.FEDERATION: """Too few clients sent an update that could be folded. The model is the
 one of the last committed round. log.txt names each client with its reason, and rejected/ keeps the
 updates that were refused. When the clients are back, `--resume DIR` goes on from that round.""",
-        Exit.NUMERICAL: """A local fit or a fold left the numbers a computer can hold. The model is
+    Exit.NUMERICAL: """A local fit or a fold left the numbers a computer can hold. The model is
 the one of the last committed round. A smaller `--client.lr` is the usual cure.""",
-        Exit.INTERRUPTED: """You pressed Ctrl-C (SIGINT). Every committed round is kept; `python
+    Exit.INTERRUPTED: """You pressed Ctrl-C (SIGINT). Every committed round is kept; `python
 train.py --resume DIR` goes on with the next one and ends in the same bytes as a run that was never
 stopped.""",
-        Exit.TERMINATED: """The process was asked to stop (SIGTERM), by a scheduler or a shutdown.
+    Exit.TERMINATED: """The process was asked to stop (SIGTERM), by a scheduler or a shutdown.
 Every committed round is kept; `python train.py --resume DIR` goes on with the next one.""",
-    }
-)
+}
 
 
 class FedBNNError(Exception):
@@ -67,8 +64,6 @@ class FedBNNError(Exception):
 
 class ConfigError(FedBNNError):
     """The configuration cannot be what the user meant."""
-
-    code = Exit.CONFIGURATION
 
 
 class DataError(FedBNNError):
@@ -102,9 +97,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     near = get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
     if near:
         return f"did you mean {folded[near[0]]!r}?"
-    if not names:
-        return ""
-    return "known: " + ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    shown = [*names[:SHOWN], "..."] if len(names) > SHOWN else names
+    return f"known: {', '.join(shown)}" if shown else ""
 
 
 def explain(code: int) -> str:

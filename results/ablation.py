@@ -37,33 +37,14 @@ def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace)
     """Run one `fedbnn compare`; the directory of its runs."""
     _, sweep, beside = factor
     directory: Path = options.out / ("-".join([sweep, *beside]) or "defaults")
-    common = [
-        f"stream.data_dir={options.data_dir}",
-        "track.wandb=off",
-        "evaluate.both_heads=true",
-        "evaluate.every=0",
-        *beside,
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "fedbnn",
-        "compare",
-        "--config",
-        str(CONFIG),
-        "--methods",
-        "fedbnn",
-        "--out",
-        str(directory),
-    ]
-    command += [
-        "--seeds",
-        options.seeds,
-        "--jobs",
-        str(options.jobs),
-        *(word for pair in common for word in ("--set", pair)),
-    ]
-    subprocess.run(command + (["--sweep", sweep] if sweep else []), check=False, cwd=HERE.parent)
+    settings = [f"stream.data_dir={options.data_dir}", "track.wandb=off", *beside]
+    settings += ["evaluate.both_heads=true", "evaluate.every=0"]
+    words = ["--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
+    words += ["--seeds", options.seeds, "--jobs", str(options.jobs)]
+    words += [word for pair in settings for word in ("--set", pair)]
+    words += ["--sweep", sweep] if sweep else []
+    command = [sys.executable, "-m", "fedbnn", "compare", *words]
+    subprocess.run(command, check=False, cwd=HERE.parent)
     return directory
 
 
@@ -81,9 +62,8 @@ def lines(
 
 def found(directory: Path, tail: str = "") -> dict[int, dict]:
     """Results by seed."""
-    runs = [
-        json.loads(path.read_text()) for path in directory.glob(f"fedbnn-s*{tail}/results.json")
-    ]
+    files = directory.glob(f"fedbnn-s*{tail}/results.json")
+    runs = [json.loads(path.read_text()) for path in files]
     return {int(run["seed"]): run for run in runs}
 
 
@@ -116,9 +96,8 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
 
 def main() -> None:
     """Run everything that is not done yet, then write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--data_dir", default="data", type=Path)
     parser.add_argument("--out", default=Path("runs/ablation"), type=Path)
     parser.add_argument("--seeds", default="0,1,2")

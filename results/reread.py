@@ -3,7 +3,7 @@
     python results/reread.py --runs runs/compare-NAME/fedbnn-s? --rows 0 0.1 --priors frequency
 
 The last state of each run is judged, by the same draws, on all images its configuration tests on; a
-line is a method with one reading, averaged over its runs.
+line is a method with one reading (`head.prototypes`, `head.prior`), averaged over its runs.
 """
 
 import argparse
@@ -12,16 +12,16 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import get_args
 
 import torch
-from fedbnn.evaluation.evaluation import evaluate_round
-from fedbnn.heads.discriminant import ClassPrior, Reading
-from fedbnn.heads.predictor import Predictor
 
 from fedbnn import export
 from fedbnn.cli.train import parse
+from fedbnn.evaluation.evaluate import evaluate_round
+from fedbnn.heads import GaussianHead
+from fedbnn.heads.predictive import Predictor
 
+Reading = tuple[float, str]
 COLUMNS = {
     "aware @Fin": ("task_aware", "accuracy"),
     "agnostic @Fin": ("class_agnostic", "accuracy"),
@@ -33,81 +33,51 @@ def judged(
     run_dir: Path, readings: Sequence[Reading], data_dir: Path | None
 ) -> Iterator[tuple[str, Reading, list[float]]]:
     """Method, reading, and the averages over the tasks of the run's last state."""
-    words = [
-        "--config",
-        str(run_dir / "config.yaml"),
-        *(["--stream.data_dir", str(data_dir)] if data_dir else []),
-    ]
-    parsed = parse(words)
-    model, stream, settings = (
+    elsewhere = ["--stream.data_dir", str(data_dir)] if data_dir else []
+    parsed, model = (
+        parse(["--config", str(run_dir / "config.yaml"), *elsewhere]),
         export.load(run_dir),
-        parsed.build("stream", seed=parsed["seed"]),
-        parsed.build("evaluate"),
     )
-    if "places.count" not in model.state:
+    stream, settings = parsed.build("stream", seed=parsed["seed"]), parsed.build("evaluate")
+    head, drawn = model.card.head, (settings.samples, parsed["seed"])
+    if not isinstance(head, GaussianHead):
         raise SystemExit(f"{run_dir} has no class posteriors: train with --head gaussian")
-    for reading in readings:
-        warm = replace(reading, temperature=model.card.temperature)
-        predictor = Predictor(
-            model.backbone, model.layout, model.state, settings.samples, parsed["seed"], warm
-        )
+    for rows, prior in readings:
+        read = replace(head, prototypes=rows, prior=prior)
+        predictor = Predictor(model.backbone, model.layout, model.state, read, *drawn)
         tasks = evaluate_round(predictor, stream, stream.rounds, settings)["tasks"]
-        yield (
-            parsed["method"]["name"],
-            reading,
-            [mean(task[part][name] for task in tasks) for part, name in COLUMNS.values()],
-        )
+        found = [mean(task[part][name] for task in tasks) for part, name in COLUMNS.values()]
+        yield parsed["method"]["name"], (rows, prior), found
 
 
 def table(found: Sequence[tuple[str, Reading, list[float]]]) -> list[str]:
     """Markdown: mean and standard deviation over the runs of a method, a line for each reading."""
-    lines = [
-        f"| method | rows | prior | {' | '.join(COLUMNS)} |",
-        "|---" * (3 + len(COLUMNS)) + "|",
-    ]
+    lines = [f"| method | rows | prior | {' | '.join(COLUMNS)} |"]
+    lines.append("|---" * (3 + len(COLUMNS)) + "|")
     for method, reading in dict.fromkeys((method, reading) for method, reading, _ in found):
         columns = zip(*(values for *key, values in found if key == [method, reading]), strict=True)
         cells = [
             f"{mean(column):.2f}" + (f" ± {stdev(column):.2f}" if len(column) > 1 else "")
             for column in columns
         ]
-        lines.append(f"| {method} | {reading.rows:g} | {reading.prior} | {' | '.join(cells)} |")
+        lines.append(f"| {method} | {reading[0]:g} | {reading[1]} | {' | '.join(cells)} |")
     return lines
 
 
 def main() -> None:
     """Judge every run with every reading, then print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--runs",
-        nargs="+",
-        type=Path,
-        required=True,
-        help="directories of finished runs with class posteriors",
-    )
-    parser.add_argument(
-        "--rows", nargs="+", type=float, default=[0.0], help="values of head.prototypes"
-    )
-    parser.add_argument(
-        "--priors",
-        nargs="+",
-        choices=get_args(ClassPrior),
-        default=["uniform"],
-        help="of head.prior",
-    )
-    parser.add_argument(
-        "--data_dir", type=Path, help="where the images are, if not where the runs found them"
-    )
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
+    add, priors = parser.add_argument, ["uniform", "frequency"]
+    about = "directories of finished runs with class posteriors"
+    add("--runs", nargs="+", type=Path, required=True, help=about)
+    add("--rows", nargs="+", type=float, default=[0.0], help="values of head.prototypes")
+    add("--priors", nargs="+", choices=priors, default=priors[:1], help="of head.prior")
+    add("--data_dir", type=Path, help="where the images are, if not where the runs found them")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    readings = [
-        Reading(rows=rows, prior=prior) for prior, rows in product(options.priors, options.rows)
-    ]
-    found = [
-        line for run_dir in options.runs for line in judged(run_dir, readings, options.data_dir)
-    ]
+    readings = [(rows, prior) for prior, rows in product(options.priors, options.rows)]
+    found = [one for run in options.runs for one in judged(run, readings, options.data_dir)]
     print("\n".join(table(found)))
 
 

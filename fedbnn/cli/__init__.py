@@ -10,7 +10,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "report": "write the page of a run again, or of several runs together",
         "data": "list the data sets and where they belong, fetch and prepare them",
         "predict": "say what a trained model sees in pictures, and how sure it is",
-        "bench": "measure what things cost: a step, engines, overhead, many clients, memory",
+        "bench": "measure what things cost: a step, engines, overhead, memory",
         "explain": "say what an exit code means and what helps",
     }
 )

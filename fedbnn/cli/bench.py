@@ -1,23 +1,32 @@
-"""`fedbnn bench step|engines|overhead|scale|memory`: what things cost, as a table and as JSON."""
+"""`fedbnn bench step|engines|overhead|memory`: what things cost, as a table and as JSON."""
 
+import importlib.util
 import os
 import subprocess
 import sys
-import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
+import torch
 from jsonargparse.typing import PositiveInt
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
+from fedbnn import memory
+from fedbnn.bayes.elbo import ClosedFormELBO
+from fedbnn.bayes.flatten import layout_of
+from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, flags, numbers
+from fedbnn.cli.main import Arguments, flags
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
@@ -25,31 +34,26 @@ from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
+from fedbnn.networks import NETWORKS, Classifier
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import rounds
 from fedbnn.stream import Stream
 
 Row = dict[str, Any]
 Seconds = dict[str, list[float]]
-PARTICIPANTS, REGISTERED = 10, 1000
-SMALL = {
-    "stream.sources": "digits",
-    "stream.tasks": "2",
-    "stream.rounds_per_task": "6",
-    "network": "mlp",
-    "client.epochs": "1",
-    "evaluate.every": "0",
-    "track.wandb": "off",
-}
-LARGE = {**SMALL, "stream.rounds_per_task": "2", "network.hidden": "[1000, 1000]"}
+Updates = list[dict[int, bytes]]
+Loss = Callable[[Tensor, Tensor], Tensor]
+IMAGE, CLASSES, LR = (3, 32, 32), 25, 1e-3
+CASES = {"lenet": (128, 40), "paper_resnet": (64, 12)}
+"""Networks of `step`, each with its batch size and the number of turns."""
+REFERENCE = "SNN, Adam"
 WARM, LOOK_SECONDS = 5, 0.02
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, and write `--out`."""
     options = _options(argv)
-    rows = MEASURED[options.what](options)
-    _publish(f"fedbnn bench {options.what}", rows, options.out)
+    _publish(f"fedbnn bench {options.what}", MEASURED[options.what](options), options.out)
     return 0
 
 
@@ -59,16 +63,12 @@ def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("bench", about)
     add, config = parser.add_argument, "conf/cifar100_ci_fast.yaml"
     add("what", choices=list(MEASURED), nargs="?", default="step", help="default: step")
-    add("--config", default=config, help="for engines, overhead and memory: the experiment")
+    add("--config", default=config, help="for all but step: the experiment")
     add("--method", default="fedbnn", help="for all but step: the method")
     add("--data_dir", default="data", help="where data sets are (default: data)")
     turns = "turns of engines; rounds of overhead and memory; step takes more"
     add("--repeats", type=PositiveInt, default=6, help=turns)
     add("--workers", type=PositiveInt, default=2, help="workers of the process engine")
-    sizes, about = [100, 1_000, 10_000, 100_000], "for scale: numbers of registered clients"
-    add("--clients", type=numbers, default=sizes, help=about)
-    sizes, about = [5, 20, 80], "for scale: numbers of participants a round"
-    add("--participants", type=numbers, default=sizes, help=about)
     add("--out", type=Path, help="JSON file to write")
     return parser.parse_args(argv)
 
@@ -89,54 +89,112 @@ def _short_tasks(options: Namespace) -> dict[str, str]:
 
 
 def _step(options: Namespace) -> list[Row]:
-    """One training step, Bayesian against standard."""
-    from fedbnn.cli import bench_step
+    """One training step, Bayesian against standard: same network, batch, optimiser, one thread."""
+    memory.keep()
+    with one_thread():
+        return [row for network in CASES for row in _case(network, options.repeats / 6)]
 
-    return bench_step.measure(options.repeats / 6)
+
+def _case(network: str, repeats: float) -> list[Row]:
+    batch, turns = CASES[network]
+    images, labels = torch.randn(batch, *IMAGE), torch.randint(0, CLASSES, (batch,))
+
+    def step(made: tuple[nn.Module, Loss], fused: bool = True) -> Callable[[], None]:
+        module, loss = made
+        trained = [weights for weights in module.parameters() if weights.requires_grad]
+        optimizer = torch.optim.Adam(trained, LR, fused=fused)
+
+        def forward_backward_update() -> None:
+            optimizer.zero_grad()
+            loss(images, labels).backward()
+            optimizer.step()
+
+        return forward_backward_update
+
+    steps = {
+        REFERENCE: step(_standard(network), fused=False),
+        "SNN, fused Adam": step(_standard(network)),
+        "FedBNN (Pyro)": step(_bayesian(network)),
+        "FedBNN, function prior": step(_bayesian(network, function_prior=1.0)),
+    }
+    if importlib.util.find_spec("torchbnn"):
+        steps["torchbnn"] = step(_torchbnn(network), fused=False)
+    seconds = interleaved(steps, max(3, round(turns * repeats)))
+    return [{"network": network, "batch": batch, **row} for row in summary(seconds, REFERENCE)]
+
+
+def _standard(network: str) -> tuple[nn.Module, Loss]:
+    """The network with point weights and cross-entropy."""
+    module = Classifier(NETWORKS[network](IMAGE), CLASSES)
+    return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
+
+
+def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
+    """The same with a posterior, as a client trains it: one draw, closed-form KL."""
+    backbone = NETWORKS[network](IMAGE)
+    model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
+    guide = guide_for(model, IMAGE)
+    size = model.layout.size + CLASSES * (model.features + 1)
+    start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
+    model.swap(*start)
+    guide.swap(*start)
+    prior = [] if model.function_prior is None else [model.function_prior]
+    return nn.ModuleList([guide, *prior]), ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
+
+
+def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
+    """The library the paper used: Bayesian layers, its KL loss beside cross-entropy."""
+    import torchbnn
+
+    module, cross_entropy = _standard(network)
+    _convert(module, torchbnn)
+    divergence = torchbnn.BKLLoss(reduction="mean", last_layer_only=False)
+    return module, lambda images, labels: cross_entropy(images, labels) + 0.1 * divergence(module)
+
+
+def _convert(module: nn.Module, torchbnn: Any) -> None:
+    """Replace convolutions and linear layers below a module."""
+    prior = {"prior_mu": 0.0, "prior_sigma": 0.05}
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d):
+            shape = child.in_channels, child.out_channels, child.kernel_size, child.stride
+            how = {"padding": child.padding, "bias": child.bias is not None}
+            setattr(module, name, torchbnn.BayesConv2d(*prior.values(), *shape, **how))
+        elif isinstance(child, nn.Linear):
+            sizes = child.in_features, child.out_features
+            setattr(module, name, torchbnn.BayesLinear(*prior.values(), *sizes))
+        else:
+            _convert(child, torchbnn)
 
 
 def _engines(options: Namespace) -> list[Row]:
     """Rounds 1, 2, ... by each engine in turn; the workers are started before the clock is."""
     processes = {"engine": "processes", "engine.workers": str(options.workers)}
     asked = {"serial": {"engine": "serial"}, "processes": processes}
+    updates: dict[str, Updates] = {name: [] for name in asked}
     with TemporaryDirectory() as folder:
-        words = {name: _words(options, more) for name, more in asked.items()}
-        made = {name: _Turns(compose(parse(words[name]), Path(folder))) for name in words}
+        parsed = {name: parse(_words(options, more)) for name, more in asked.items()}
+        made = {name: compose(one, Path(folder)) for name, one in parsed.items()}
+        numbers = {name: cycle(range(1, one.stream.rounds + 1)) for name, one in made.items()}
         try:
-            work = {name: turns.play for name, turns in made.items()}
+            work = {name: partial(_turn, made[name], numbers[name], updates[name]) for name in made}
             rows = summary(interleaved(work, options.repeats, warm=1), "serial")
         finally:
-            for turns in made.values():
-                turns.experiment.engine.close()
-    same = {name: turns.updates == made["serial"].updates for name, turns in made.items()}
-    return [{**row, "same_bytes": same[row["name"]]} for row in rows]
+            for one in made.values():
+                one.engine.close()
+    return [{**row, "same_bytes": updates[row["name"]] == updates["serial"]} for row in rows]
 
 
-class _Turns:
-    """Plays one round after the other with one engine, and remembers what came back."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment, self.number = experiment, 0
-        self.updates: list[dict[int, bytes]] = []
-
-    def play(self) -> None:
-        """Train in the next round (after the last the first), from the state before round 1."""
-        stream = self.experiment.stream
-        self.number = self.number % stream.rounds + 1
-        clients = stream.participants(self.number)
-        answers = self.experiment.engine.gather(self._payload(clients), clients, lambda _: None)
-        results = [answer for answer in answers if isinstance(answer, FitResult)]
-        self.updates.append({result.client: result.update for result in results})
-
-    def _payload(self, clients: Sequence[int]) -> bytes:
-        """The instruction of the round, with the images by class of all its clients."""
-        number, parts = self.number, self.experiment
-        counts = [parts.stream.counts(number, client) for client in clients]
-        classes = sorted({name for held in counts for name in held})
-        totals = {name: sum(held.get(name, 0) for held in counts) for name in classes}
-        state = parts.method.prepare(parts.initial, number, classes, parts.layout)
-        told = FitInstruction("bench", number, "train", state, sum(totals.values()), totals)
-        return told.to_bytes()
+def _turn(made: Experiment, numbers: Iterator[int], updates: Updates) -> None:
+    """Train in the next round from the state before round 1, and keep the updates that come."""
+    number, totals = next(numbers), Counter[str]()
+    clients = made.stream.participants(number)
+    for client in clients:
+        totals.update(made.stream.counts(number, client))
+    state = made.method.prepare(made.initial, number, sorted(totals), made.layout)
+    told = FitInstruction("bench", number, "train", state, totals.total(), dict(totals))
+    answers = made.engine.gather(told.to_bytes(), clients, lambda _: None)
+    updates.append({one.client: one.update for one in answers if isinstance(one, FitResult)})
 
 
 def _overhead(options: Namespace) -> list[Row]:
@@ -150,14 +208,15 @@ def _overhead(options: Namespace) -> list[Row]:
         made = compose(parsed, Path(folder) / "run")
         experiment.run(made)
         lines = run_dir.records(made.run_dir)[1:]
-        whole = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
         with one_thread():
             data = [_batches(made.stream, parsed["client"], line["round"]) for line in lines]
-    inner = [line["seconds"]["inner"] for line in lines]
-    exchanged = [line["seconds"].get(EXCHANGE, 0.0) for line in lines]
-    outside, batches = 1 - _share(inner, whole), _share(data, whole)
+    seconds = [line["seconds"] for line in lines]
+    whole = [one["round"] - one["evaluate"] for one in seconds]
+    outside = 1 - _share([one["inner"] for one in seconds], whole)
+    batches = _share(data, whole)
     row = {"method": options.method, "rounds": len(lines), "outside_compute": outside}
     row |= {"making_batches": batches, "overhead": outside - batches}
+    exchanged = [one.get(EXCHANGE, 0.0) for one in seconds]
     return [{**row, "statistics_exchange": _share(exchanged, whole)}]
 
 
@@ -175,56 +234,31 @@ def _batches(stream: Stream, client: Mapping[str, Any], number: int) -> float:
     return perf_counter() - start
 
 
-def _scale(options: Namespace) -> list[Row]:
-    """Short runs over the number of registered clients, then over the participants.
-
-    A round must cost what its participants cost, however many are registered; and its memory must
-    not grow with the participants either, since their updates are folded one by one.
-    """
-    cases = [(registered, PARTICIPANTS, SMALL) for registered in options.clients]
-    cases += [(REGISTERED, participants, LARGE) for participants in options.participants]
-    rows = []
-    for registered, participants, settings in cases:
-        asked = {**settings, "method": options.method, "stream.clients": str(registered)}
-        asked["stream.clients_per_round"] = str(participants)
-        asked["stream.samples_per_round"] = str(8 * participants)
-        measured = _measured(flags(asked))
-        rows.append({"registered": registered, "participants": participants, **measured})
-    return rows
-
-
 def _memory(options: Namespace) -> list[Row]:
     """Resident memory of a run after each round: after the first ones it should not grow."""
-    found = _measured(_words(options, {**_short_tasks(options), "evaluate.every": "1"}))
-    resident = found["by_round_mib"]
-    warm = min(WARM, len(resident))
-    row = {
-        "method": options.method,
-        "rounds": len(resident),
-        f"after_{warm}_mib": resident[warm - 1],
-    }
-    return [{**row, "last_mib": resident[-1], "ratio": resident[-1] / resident[warm - 1], **found}]
-
-
-def _measured(words: Sequence[str]) -> Row:
-    """Seconds of a round (not the first), processor time, memory of a run in its own process."""
+    words = _words(options, {**_short_tasks(options), "evaluate.every": "1"})
     with TemporaryDirectory() as folder:
-        run, resident = Path(folder) / "run", [0.0]
-        command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
-        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=one_thread)
-        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-            done = max(rounds(run), default=0)
-            resident += [_resident_mib(process.pid)] * (done - len(resident) + 1)
-            time.sleep(LOOK_SECONDS)
-        process.returncode = os.waitstatus_to_exitcode(ended[1])
-        if process.returncode:
-            what = f"the run to be measured ended with exit code {process.returncode}"
-            raise FederationError(what, fix="its error stands above")
-        lines = run_dir.records(run)[1:]
-    seconds = [line["seconds"]["round"] - line["seconds"]["evaluate"] for line in lines]
-    spent = {"round_seconds": median(seconds), "cpu_seconds": ended[2].ru_utime}
-    return {**spent, "peak_mib": ended[2].ru_maxrss / 1024, "by_round_mib": resident[1:]}
+        resident, peak = _watched(words, Path(folder) / "run")
+    warm, last = min(WARM, len(resident)), resident[-1]
+    row = {"method": options.method, "rounds": len(resident)}
+    row |= {f"after_{warm}_mib": resident[warm - 1], "last_mib": last}
+    return [{**row, "ratio": last / resident[warm - 1], "peak_mib": peak, "by_round_mib": resident}]
+
+
+def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
+    """MiB that a run in its own process holds after each round, and its peak."""
+    command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
+    alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, [0.0]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone)
+    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
+        done = max(rounds(run), default=0)
+        resident += [_resident_mib(process.pid)] * (done - len(resident) + 1)
+        sleep(LOOK_SECONDS)
+    process.returncode = os.waitstatus_to_exitcode(ended[1])
+    if process.returncode:
+        what = f"the run to be measured ended with exit code {process.returncode}"
+        raise FederationError(what, fix="its error stands above")
+    return resident[1:], ended[2].ru_maxrss / 1024
 
 
 def _resident_mib(pid: int) -> float:
@@ -240,13 +274,12 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: in
     The first `warm` turns do not count.
     """
     seconds: Seconds = {name: [] for name in work}
-    for turn in range(warm + repeats):
+    for _ in range(warm + repeats):
         for name, action in work.items():
             start = perf_counter()
             action()
-            if turn >= warm:
-                seconds[name].append(perf_counter() - start)
-    return seconds
+            seconds[name].append(perf_counter() - start)
+    return {name: values[warm:] for name, values in seconds.items()}
 
 
 def summary(seconds: Seconds, reference: str) -> list[Row]:
@@ -254,10 +287,8 @@ def summary(seconds: Seconds, reference: str) -> list[Row]:
     rows = []
     for name, values in seconds.items():
         low, middle, high = (1000 * value for value in quantiles(values * 2, n=4))
-        ratio = _share(values, seconds[reference])
-        rows.append(
-            {"name": name, "median_ms": middle, "quartiles_ms": [low, high], "ratio": ratio}
-        )
+        row = {"name": name, "median_ms": middle, "quartiles_ms": [low, high]}
+        rows.append({**row, "ratio": _share(values, seconds[reference])})
     return rows
 
 
@@ -281,10 +312,4 @@ def _short(value: Any) -> str:
     return " - ".join(map(_short, value)) if isinstance(value, list) else str(value)
 
 
-MEASURED: Mapping[str, Callable[[Namespace], list[Row]]] = {
-    "step": _step,
-    "engines": _engines,
-    "overhead": _overhead,
-    "scale": _scale,
-    "memory": _memory,
-}
+MEASURED = {"step": _step, "engines": _engines, "overhead": _overhead, "memory": _memory}

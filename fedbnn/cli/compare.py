@@ -6,17 +6,18 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from jsonargparse.typing import PositiveInt
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedbnn.cli.grid_progress import GridProgress
 from fedbnn.cli.main import Arguments, flags, numbers, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
@@ -27,7 +28,7 @@ from fedbnn.storage.ledger import Ledger, rounds
 from fedbnn.tracking import console
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LOOK_SECONDS, PATIENCE_SECONDS = 0.5, 20.0
+LOOK_SECONDS, PATIENCE_SECONDS, PLAIN_SECONDS = 0.5, 20.0, 30.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,18 +38,17 @@ def main(argv: Sequence[str]) -> int:
     directory = Path(options.out or f"runs/compare-{title}")
     planned = grid(options.methods, options.seeds, dict(options.set), options.sweep, directory)
     cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
-    pool = Pool(options.config, options.jobs, directory / "logs")
-    screen = Console(highlight=False)
+    pool, screen = Pool(options.config, options.jobs, directory / "logs"), Console(highlight=False)
+    progress = GridProgress(cells, screen)
     try:
-        with owned(), GridProgress(cells, screen) as progress:
+        with owned(), progress.bar:
             pool.run(cells, progress.watch)
     except Stopped as stopped:
-        screen.print("stopped; the same command goes on from here", soft_wrap=True)
+        screen.out("stopped; the same command goes on from here")
         return int(stopped.code)
     _write([cell for cell in cells if cell.finished], options.sweep, directory, title)
     for cell, (code, reason) in pool.failures.items():
-        line = f"{cell.name} failed with exit code {code}: {reason}"
-        screen.print(line, soft_wrap=True, markup=False)
+        screen.out(f"{cell.name} failed with exit code {code}: {reason}")
     return max((abs(code) or 1 for code, _ in pool.failures.values()), default=0)
 
 
@@ -108,9 +108,8 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether its results are there."""
-        return all(
-            map(Path.is_file, (self._file("results.json"), self._file("state/finished.json")))
-        )
+        wanted = self.directory / "results.json", self.directory / "state/finished.json"
+        return all(map(Path.is_file, wanted))
 
     def done(self) -> int:
         """Rounds committed so far."""
@@ -121,7 +120,7 @@ class Cell:
         where, group = str(self.directory), self.directory.parent.resolve().name
         own = {"config": config, "method": self.method, "seed": str(self.seed), "run_dir": where}
         own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
-        begun = {"resume": where} if self._file("state/config.json").is_file() else {}
+        begun = {"resume": where} if (self.directory / "state/config.json").is_file() else {}
         return flags(own | begun)
 
     def command(self, config: str) -> list[str]:
@@ -130,10 +129,7 @@ class Cell:
 
     def results(self) -> dict[str, Any]:
         """Its results.json."""
-        return dict(json.loads(self._file("results.json").read_text()))
-
-    def _file(self, name: str) -> Path:
-        return self.directory / name
+        return dict(json.loads((self.directory / "results.json").read_text()))
 
 
 @dataclass(frozen=True)
@@ -165,14 +161,14 @@ def grid(
     """
     cells = []
     for seed, method in product(seeds, methods):
-        own = {key: value for key, value in settings.items() if ":" not in key}
+        own, name = {key: settings[key] for key in settings if ":" not in key}, f"{method}-s{seed}"
         special = [key for key in settings if key.startswith(f"{method}:")]
         own |= {key.removeprefix(f"{method}:"): settings[key] for key in special}
-        varied: list[tuple[dict[str, str], str]] = [({}, f"{method}-s{seed}")]
+        varied = {name: own}
         if sweep and sweep.method in (None, method):
-            varied = [({sweep.key: value}, f"{method}-s{seed}-{value}") for value in sweep.values]
-        for one, folder in varied:
-            cells.append(Cell(method, seed, tuple((own | one).items()), directory / folder))
+            varied = {f"{name}-{value}": {**own, sweep.key: value} for value in sweep.values}
+        for folder, set_to in varied.items():
+            cells.append(Cell(method, seed, tuple(set_to.items()), directory / folder))
     return cells
 
 
@@ -206,50 +202,94 @@ class Pool:
         """Run the cells that are not finished; `watch` is called about twice a second."""
         waiting = [cell for cell in cells if not cell.finished]
         self.logs.mkdir(parents=True, exist_ok=True)
-        with self._ending_all():
+        try:
             while waiting or self.running:
                 while waiting and len(self.running) < self.jobs:
                     self._start(waiting.pop(0))
                 time.sleep(LOOK_SECONDS)
                 self._collect()
                 watch(self)
+        finally:
+            self._end_all()
 
     def _start(self, cell: Cell) -> None:
-        environment = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        command = cell.command(self.config)
+        one_thread = {**os.environ, **dict.fromkeys(THREADS, "1")}
         with self._log(cell).open("ab") as log:
-            command = cell.command(self.config)
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        self.running[cell] = process
+            self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread)
         self.started[cell] = time.monotonic()
 
     def _collect(self) -> None:
         """Take note of the cells that have ended."""
         for cell, process in list(self.running.items()):
-            code = process.poll()
-            if code is not None:
+            if (code := process.poll()) is not None:
                 del self.running[cell]
                 if code or not cell.finished:
-                    said = self._log(cell).read_text(errors="replace").split("\n")
-                    lines = [line.strip() for line in said if line.strip()]
-                    self.failures[cell] = code, lines[-1] if lines else "no word"
+                    said = self._log(cell).read_text(errors="replace").strip() or "no word"
+                    self.failures[cell] = code, said.split("\n")[-1].strip()
 
     def _log(self, cell: Cell) -> Path:
         return self.logs / f"{cell.name}.txt"
 
-    @contextmanager
-    def _ending_all(self) -> Iterator[None]:
-        """However this ends, no process is left behind: asked first, then made to."""
-        try:
-            yield
-        finally:
-            for process in self.running.values():
-                process.terminate()
-            end = time.monotonic() + PATIENCE_SECONDS
-            for process in self.running.values():
-                try:
-                    process.wait(max(0.1, end - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
+    def _end_all(self) -> None:
+        """However a comparison ends, no process is left behind: asked first, then made to."""
+        for process in self.running.values():
+            process.terminate()
+        end = time.monotonic() + PATIENCE_SECONDS
+        for process in self.running.values():
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class GridProgress:
+    """Rounds of all cells in one bar; plain lines now and then where there is no terminal."""
+
+    def __init__(self, cells: Sequence[Cell], screen: Console) -> None:
+        self.cells, self.screen = cells, screen
+        self.rates: dict[Cell, float] = {}
+        self.before = {cell: cell.done() for cell in cells}
+        self.total, self._said = sum(cell.rounds for cell in cells), 0.0
+        words, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        moving = BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn()
+        columns, hidden = (words, *moving, note), not screen.is_terminal
+        self.bar = Progress(*columns, console=screen, transient=True, disable=hidden)
+        self.bar.add_task("rounds", total=self.total, note="")
+
+    def watch(self, pool: Pool) -> None:
+        """Show where everything stands."""
+        done = {cell: cell.rounds if cell.finished else cell.done() for cell in self.cells}
+        left, made = self.seconds_left(pool, done), sum(done.values())
+        note = ", ".join(f"{cell.name} {done[cell]}/{cell.rounds}" for cell in pool.running)
+        note = note if left is None else f"{timedelta(seconds=round(left))} left; {note}"
+        self.bar.update(self.bar.task_ids[0], completed=made, note=note)
+        if not self.screen.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
+            self._said = time.monotonic()
+            self.screen.out(f"{made}/{self.total} rounds, {note}")
+
+    def seconds_left(self, pool: Pool, done: dict[Cell, int]) -> float | None:
+        """Rounds left times seconds per round, over the jobs; None before the first round of all.
+
+        It takes at least as long as the longest cell, however many jobs there are.
+        """
+        now = time.monotonic()
+        for cell, start in pool.started.items():
+            made = done[cell] - self.before[cell]
+            if cell in pool.running and made > 0:
+                self.rates[cell] = (now - start) / made
+        if not self.rates:
+            return None
+        going = [cell for cell in self.cells if cell not in pool.failures]
+        work = [(cell.rounds - done[cell]) * expected(cell, self.rates) for cell in going]
+        return max(sum(work) / pool.jobs, *work, 0.0)
+
+
+def expected(cell: Cell, rates: Mapping[Cell, float]) -> float:
+    """Mean seconds a round, measured with its method and settings, else its method, else of all."""
+    method = {other: rate for other, rate in rates.items() if other.method == cell.method}
+    same = {other: rate for other, rate in method.items() if other.settings == cell.settings}
+    return mean((same or method or rates).values())
 
 
 def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:
@@ -261,9 +301,8 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
         written, made = page.write(run_dirs, directory, title), tables.main(results)
     else:
         for value in sweep.values:
-            mine = [cell.directory for cell in done if sweep.of(cell) in (value, None)]
-            if mine:
-                said = f"{sweep.key}={value}"
+            said = f"{sweep.key}={value}"
+            if mine := [cell.directory for cell in done if sweep.of(cell) in (value, None)]:
                 page.write(mine, directory / said, f"{title}, {said}")
         varied = tables.Varied(sweep.key, [sweep.of(cell) for cell in done])
         title = f"{title}, {sweep.key} = {', '.join(sweep.values)}"

@@ -25,18 +25,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> Namespace:
     """What the command line says."""
-    parser = Arguments(
-        "data", "List the data sets and where they belong; fetch and decode those named."
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="data sets to make ready, or folder:PATH"
-    )
-    parser.add_argument("--data_dir", default="data", help="where data sets are (default: data)")
-    parser.add_argument("--cache_dir", help="where decoded images go (default: DATA_DIR/.cache)")
-    parser.add_argument(
-        "--size", type=int, help="height and width to resize to (default: as they are)"
-    )
-    parser.add_argument("--download", action="store_true", help="fetch what is missing")
+    about = "List the data sets and where they belong; fetch and decode those named."
+    parser = Arguments("data", about)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="data sets to make ready, or folder:PATH")
+    add("--data_dir", default="data", help="where data sets are (default: data)")
+    add("--cache_dir", help="where decoded images go (default: DATA_DIR/.cache)")
+    add("--size", type=int, help="height and width to resize to (default: as they are)")
+    add("--download", action="store_true", help="fetch what is missing")
     return parser.parse_args(argv)
 
 

@@ -48,10 +48,7 @@ def subcommand(name: str) -> Callable[[Sequence[str]], int]:
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
     here: dict[str, Callable[[Sequence[str]], int]] = {"report": _report, "explain": _explain}
-    if name in here:
-        return here[name]
-    found: Callable[[Sequence[str]], int] = import_module(f"fedbnn.cli.{name}").main
-    return found
+    return here[name] if name in here else import_module(f"fedbnn.cli.{name}").main
 
 
 def _explain(argv: Sequence[str]) -> int:
@@ -68,15 +65,13 @@ def _report(argv: Sequence[str]) -> int:
     from fedbnn.report import page
 
     parser = Arguments("report", "Write report.html of a run, or of several runs together.")
-    about = "directories of finished runs"
-    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help=about)
-    together, about = Path("runs/comparison"), "where a comparison goes"
-    parser.add_argument("--out", type=Path, default=together, help=about)
+    add, together, about = parser.add_argument, Path("runs/comparison"), "finished runs"
+    add("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help=about)
+    add("--out", type=Path, default=together, help="where a comparison goes")
     options = parser.parse_args(argv)
     several = len(options.run_dirs) > 1
-    directory, title = (options.out, options.out.name) if several else (options.run_dirs[0], None)
-    written = page.write(options.run_dirs, directory, title)
-    print(f"report  {written.page}")
+    where = (options.out, options.out.name) if several else (options.run_dirs[0], None)
+    print(f"report  {page.write(options.run_dirs, *where).page}")
     return 0
 
 

@@ -33,39 +33,28 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> Namespace:
     parser = Arguments("predict", "Say what a trained model sees in pictures, and how sure it is.")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="directory of a finished run")
-    parser.add_argument(
-        "pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them"
-    )
-    parser.add_argument(
-        "--samples", type=PositiveInt, default=16, help="draws of the weights (default: 16)"
-    )
-    parser.add_argument(
-        "--top", type=PositiveInt, default=3, help="classes shown for each picture (default: 3)"
-    )
-    parser.add_argument(
-        "--uncertain_first", action="store_true", help="the least certain pictures first"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add, shown = parser.add_argument, "classes shown for each picture (default: 3)"
+    add("run_dir", type=Path, metavar="RUN_DIR", help="directory of a finished run")
+    add("pictures", nargs="+", metavar="IMAGE_OR_FOLDER", help="picture files, or folders of them")
+    add("--samples", type=PositiveInt, default=16, help="draws of the weights (default: 16)")
+    add("--top", type=PositiveInt, default=3, help=shown)
+    add("--uncertain_first", action="store_true", help="the least certain pictures first")
+    add("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args(argv)
 
 
 def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[str, Any]]:
     """One table row per picture: likeliest classes first."""
-    best = prediction.probabilities.topk(min(top, len(prediction.classes)))
-    return [
-        {
-            "picture": str(path),
-            "label": prediction.labels[place],
-            "classes": {
-                prediction.classes[int(c)]: round(float(p), 4)
-                for p, c in zip(best.values[place], best.indices[place], strict=True)
-            },
-            "entropy": round(float(prediction.entropy[place]), 4),
-            "mutual_information": round(float(prediction.mutual_information[place]), 4),
-        }
-        for place, path in enumerate(paths)
-    ]
+    best, rows = prediction.probabilities.topk(min(top, len(prediction.classes))), []
+    for place, path in enumerate(paths):
+        names = [prediction.classes[column] for column in best.indices[place].tolist()]
+        shares = [round(share, 4) for share in best.values[place].tolist()]
+        row: dict[str, Any] = {"picture": str(path), "label": prediction.labels[place]}
+        row["classes"] = dict(zip(names, shares, strict=True))
+        for name in ("entropy", "mutual_information"):
+            row[name] = round(float(getattr(prediction, name)[place]), 4)
+        rows.append(row)
+    return rows
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
@@ -73,7 +62,6 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     table = Table("picture", "likeliest classes", "entropy", "mutual information")
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
-        table.add_row(
-            row["picture"], classes, f"{row['entropy']:.3f}", f"{row['mutual_information']:.3f}"
-        )
+        doubt = (f"{row[name]:.3f}" for name in ("entropy", "mutual_information"))
+        table.add_row(row["picture"], classes, *doubt)
     Console(highlight=False).print(table)

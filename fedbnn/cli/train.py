@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.config.parse import Parsed
@@ -61,8 +60,7 @@ def _dry_run(parsed: Parsed) -> int:
     stream = parsed.build("stream", seed=parsed["seed"])
     picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
-    drawn = figures.schedule(shares, [task.name for task in stream.tasks])
-    drawn.savefig(picture, dpi=150)
+    figures.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
     console.schedule(stream.schedule_rows())
     print(f"picture  {picture}")
     return 0
@@ -82,25 +80,18 @@ def _train(wanted: Sequence[Parsed]) -> int:
     names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
+        composed = compose(parsed, directory, bool(parsed.flags.resume))
         try:
-            found.append(_run(parsed, directory))
+            with owned() as signals, traceback_to(directory / "log.txt"):
+                found.append(experiment.run(composed))
+                signals.check()
         except Stopped as stopped:
-            done = max(rounds(directory), default=0)
-            sys.stderr.write(stopped.message(directory, done) + "\n")
+            sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
             return int(stopped.code)
     if len(found) > 1:
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
         console.show([tables.averages(found)], f"side by side  {written.page}")
     return 0
-
-
-def _run(parsed: Parsed, directory: Path) -> dict[str, Any]:
-    """One run, with signals and unexpected errors taken care of."""
-    composed = compose(parsed, directory, bool(parsed.flags.resume))
-    with owned() as signals, traceback_to(directory / "log.txt"):
-        found = experiment.run(composed)
-        signals.check()
-    return found
 
 
 def run_directory(parsed: Parsed) -> Path:

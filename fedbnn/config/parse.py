@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,13 +21,11 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from fedbnn.config import yaml
 from fedbnn.config.ranges import WORDS
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
-from fedbnn.errors import ConfigError, FedBNNError, did_you_mean
+from fedbnn.errors import ConfigError, did_you_mean
 
 USAGE = "python train.py --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
-EXAMPLE = (
-    f"example: {USAGE.split(' FILE')[0]} conf/quickstart.yaml --method fedavg --client.lr 0.01"
-)
+EXAMPLE = "example: python train.py --config conf/quickstart.yaml --method fedavg --client.lr 0.01"
 SWITCHES = {
     "config": "FILE: the YAML file to start from",
     "resume": "DIR or last: go on with an interrupted run",
@@ -37,6 +35,7 @@ SWITCHES = {
 }
 LONGEST = 300
 Tree = Mapping[str, Any]
+Finder = Callable[[str], Path]
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,11 @@ class Parsed:
         """Call what the section stands for with its arguments and those the program gives."""
         try:
             return self.builders[section](**self.arguments[section], **given)
-        except FedBNNError:
-            raise
         except ValueError as error:
             raise ConfigError(str(error), section) from error
 
 
-def parse(
-    argv: Sequence[str], schema: Schema, run_directory: Callable[[str], Path] = Path
-) -> Parsed:
+def parse(argv: Sequence[str], schema: Schema, run_directory: Finder = Path) -> Parsed:
     """Read the YAML file and the flags, check every key and value; stop for --help, --print_config.
 
     `run_directory` finds the run that `--resume` names; its config.yaml is read without --config.
@@ -83,10 +78,9 @@ def parse(
     flags, names, words = _flags(argv, schema)
     file = flags.config or (flags.resume and run_directory(flags.resume) / "config.yaml")
     tree = _renamed(_longhand(yaml.read(Path(file)) if file else {}, schema), names, schema)
-    parser = _parser(schema, _names(tree, schema))
     if flags.help:
-        _stop_after(_help(parser))
-    parsed = _checked(parser, tree, words, schema, flags)
+        _stop_after(_help(_parser(schema, _names(tree, schema))))
+    parsed = _checked(tree, words, schema, flags)
     if flags.print_config:
         _stop_after(yaml.dump(parsed.values))
     return parsed
@@ -94,8 +88,7 @@ def parse(
 
 def restored(values: Tree, schema: Schema) -> Parsed:
     """The configuration with these values, all or some, as a program or a worker has them."""
-    tree = _longhand(values, schema)
-    return _checked(_parser(schema, _names(tree, schema)), tree, (), schema, Flags())
+    return _checked(_longhand(values, schema), (), schema, Flags())
 
 
 def _flags(argv: Sequence[str], schema: Schema) -> tuple[Flags, dict[str, str], list[str]]:
@@ -105,16 +98,16 @@ def _flags(argv: Sequence[str], schema: Schema) -> tuple[Flags, dict[str, str], 
         front.add_argument(name)
     for names in (("--help", "-h"), ("--print_config",), ("--dry_run",)):
         front.add_argument(*names, action="store_true")
-    named = [key for key, entry in schema.items() if isinstance(entry, Named)]
-    for key in named:
-        front.add_argument(f"--{key}", f"--{key}.name", dest=key, default=SUPPRESS)
+    for key, entry in schema.items():
+        if isinstance(entry, Named):
+            front.add_argument(f"--{key}", f"--{key}.name", dest=key, default=SUPPRESS)
     try:
         found, words = front.parse_known_args(argv)
     except ArgumentError as error:
-        raise _explained(str(error), (), {}) from error
-    chosen = {key: getattr(found, key) for key in named if key in found}
+        raise _explained(str(error), set(), {}) from error
+    chosen = vars(found)
+    switches = {name: chosen.pop(name) for name in SWITCHES}
     asked = {re.split("[.=]", word[2:])[0] for word in words if word.startswith("--")}
-    switches = {name: getattr(found, name) for name in SWITCHES}
     return Flags(**switches, asked=frozenset(asked | chosen.keys())), chosen, words
 
 
@@ -127,8 +120,8 @@ def _longhand(tree: Tree, schema: Schema) -> Tree:
         elif isinstance(schema[key], Named) and isinstance(tree[key], str):
             long[key] = {"name": tree[key]}
         elif not isinstance(long[key], Mapping):
-            what = f"{key} is a section with keys of its own, not {_short(repr(tree[key]))}"
-            raise ConfigError(what)
+            said = _short(repr(tree[key]))
+            raise ConfigError(f"{key} is a section with keys of its own, not {said}")
     return long
 
 
@@ -207,23 +200,22 @@ def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name:
         parser.set_defaults({f"{key}.{option}": value for option, value in preset.items()})
 
 
-def _checked(
-    parser: ArgumentParser, tree: Tree, words: Sequence[str], schema: Schema, flags: Flags
-) -> Parsed:
+def _checked(tree: Tree, words: Sequence[str], schema: Schema, flags: Flags) -> Parsed:
     """The configuration with all layers in place; what contradicts itself is reported here, too."""
+    names = _names(tree, schema)
+    parser = _parser(schema, names)
     try:
         values = parser.parse_args(list(words), namespace=parser.parse_object(dict(tree)))
         parser.validate(values, skip_unset=False)
         built = parser.instantiate(values)
         plain = _plain(values)
     except (ArgumentError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise _explained(str(error), *_keys(parser, schema)) from error
+        raise _explained(str(error), set(parser.get_defaults().keys()), schema) from error
     sections = {key: entry for key, entry in schema.items() if not isinstance(entry, Value)}
     arguments = {key: vars(built[key]) if key in built else {} for key in sections}
-    names = {key: arguments[key].pop("name") for key in _names(tree, schema)}
+    names = {key: arguments[key].pop("name") for key in names}
     builders = {key: _build(entry, names.get(key, "")) for key, entry in sections.items()}
-    complete = {key: plain.get(key, {}) for key in schema}
-    parsed = Parsed(complete, flags, builders, arguments)
+    parsed = Parsed({key: plain.get(key, {}) for key in schema}, flags, builders, arguments)
     for key, build in builders.items():
         if is_dataclass(build) and not getattr(schema[key], "given", ()):
             parsed.build(key)
@@ -258,17 +250,6 @@ def _stop_after(text: str) -> NoReturn:
     raise SystemExit(0)
 
 
-def _keys(parser: ArgumentParser, schema: Schema) -> tuple[set[str], dict[str, str]]:
-    """Every key that holds a value by its full name, and those that are refused with the reason."""
-    known: set[str] = set(parser.get_defaults().keys())
-    refused: dict[str, str] = {}
-    for key, entry in schema.items():
-        if isinstance(entry, Free):
-            known |= {f"{key}.{name}" for name in _arguments(entry)}
-            refused |= {f"{key}.{name}": reason for name, reason in entry.refused.items()}
-    return known, refused
-
-
 _SAID = {
     r"the following arguments are required: (.*)": "{} is required",
     r"argument (--[\w.]*).*: expected one argument": "{} needs a value",
@@ -276,9 +257,7 @@ _SAID = {
     r"unrecognized arguments: (\S*).*": "did not expect {0!r}; did you mean '--config {0}'?",
     r'Parser key "(.+?)":\s+(.*)': "{}: {}",
 }
-_UNKNOWN = re.compile(
-    r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))", re.DOTALL
-)
+_UNKNOWN = r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))"
 _TYPED = (
     r'Parser key "(.+?)":\s+Expected an? (.*?)\. Got value: (.*)',
     r'Parser key "(.+?)":.*Subtypes: \[(.*)\]\s+Errors:.* value: (.*)',
@@ -286,10 +265,10 @@ _TYPED = (
 )
 
 
-def _explained(message: str, known: Collection[str], refused: Mapping[str, str]) -> ConfigError:
+def _explained(message: str, known: set[str], schema: Schema) -> ConfigError:
     """What jsonargparse says in many lines and of classes, in one line and in words."""
-    if found := _UNKNOWN.fullmatch(message):
-        return _unknown(re.split("[ =]", found[1] or found[2])[0], known, refused)
+    if found := re.fullmatch(_UNKNOWN, message, re.DOTALL):
+        return _unknown(re.split("[ =]", found[1] or found[2])[0], known, schema)
     for pattern in _TYPED:
         if found := re.fullmatch(pattern, message, re.DOTALL):
             return _mistyped(*found.groups())
@@ -312,13 +291,16 @@ def _mistyped(key: str, types: str, got: str) -> ConfigError:
     return ConfigError(f"{key}: expected {_short(text, LONGEST)}, got {said}", fix=fix)
 
 
-def _unknown(key: str, known: Collection[str], refused: Mapping[str, str]) -> ConfigError:
+def _unknown(key: str, known: set[str], schema: Schema) -> ConfigError:
     """A key that is set elsewhere, is a section, stands in another section, or has another name."""
-    if key in refused:
-        return ConfigError(f"{key} cannot be set", fix=refused[key])
+    parent, _, leaf = key.rpartition(".")
+    for section, entry in schema.items():
+        if isinstance(entry, Free):
+            known = known | {f"{section}.{name}" for name in _arguments(entry)}
+            if section == parent and leaf in entry.refused:
+                return ConfigError(f"{key} cannot be set", fix=entry.refused[leaf])
     if members := sorted(name for name in known if name.startswith(f"{key}.")):
         return ConfigError(f"{key} is a section with keys of its own", fix=f"such as {members[0]}")
-    parent, _, leaf = key.rpartition(".")
     same = sorted(name for name in known if name.rpartition(".")[2] == leaf)
     beside = {name for name in known if name.rpartition(".")[0] == parent} or known
     near = did_you_mean(same[0] if same else key, same or {*beside, *SWITCHES})

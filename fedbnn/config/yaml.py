@@ -39,9 +39,9 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             name = self.construct_object(key)
-            word = isinstance(name, str)
-            if not word or name in seen:
-                problem = f"the key {name!r} {'stands twice' if word else 'is not a word'}"
+            if not isinstance(name, str) or name in seen:
+                wrong = "stands twice" if isinstance(name, str) else "is not a word"
+                problem = f"the key {name!r} {wrong}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)
@@ -69,8 +69,6 @@ def _list_node(dumper: _Dumper, values: list[Any]) -> SequenceNode:
 
 _Loader.yaml_implicit_resolvers = {None: list(_SCALARS)}
 _Dumper.add_representer(str, _text_node)
-_Dumper.add_multi_representer(int, yaml.SafeDumper.represent_int)
-_Dumper.add_multi_representer(float, yaml.SafeDumper.represent_float)
 _Dumper.add_representer(list, _list_node)
 _Dumper.add_multi_representer(float, _Dumper.represent_float)  # the ranges of fedbnn.config.ranges
 _Dumper.add_multi_representer(int, _Dumper.represent_int)
@@ -84,8 +82,8 @@ def parse(text: str, where: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = error.problem or error.context
-        raise ConfigError(f"not valid YAML: {problem}", where + line) from error
+        what = f"not valid YAML: {error.problem or error.context}"
+        raise ConfigError(what, where + line) from error
     except RecursionError as error:
         raise ConfigError("not valid YAML: nested too deeply", where) from error
     except (yaml.YAMLError, ValueError) as error:
@@ -93,31 +91,23 @@ def parse(text: str, where: str) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a configuration file."""
-    content = parse(_text(path), str(path))
-    if content is None:
-        fix = "the examples in conf/ show what belongs there"
-        raise ConfigError("the configuration is empty", str(path), fix)
-    if not isinstance(content, dict):
-        kind = type(content).__name__
-        what = f"the configuration is a {kind}, not a mapping of keys to values"
-        raise ConfigError(what, str(path))
-    return content
-
-
-def _text(path: Path) -> str:
-    """The text of a file of reasonable size."""
+    """The mapping in a configuration file of reasonable size."""
+    where = str(path)
     if not path.is_file():
-        beside = [str(file) for file in path.parent.glob("*.yaml")]
-        fix = did_you_mean(str(path), beside)
+        fix = did_you_mean(where, map(str, path.parent.glob("*.yaml")))
         raise ConfigError(f"there is no configuration file {path}", fix=fix)
     if path.stat().st_size > MAX_BYTES:
         what = f"the configuration is larger than {MAX_BYTES} bytes"
-        raise ConfigError(what, str(path), "is this the right file?")
+        raise ConfigError(what, where, "is this the right file?")
     try:
-        return path.read_text(encoding="utf-8")
+        content = parse(path.read_text(encoding="utf-8"), where)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration cannot be read: {error}", str(path)) from error
+        raise ConfigError(f"the configuration cannot be read: {error}", where) from error
+    if isinstance(content, dict):
+        return content
+    kind = "empty" if content is None else f"a {type(content).__name__}, not a mapping of keys"
+    fix = "the examples in conf/ show what belongs there"
+    raise ConfigError(f"the configuration is {kind}", where, fix)
 
 
 def dump(values: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """One run: what it is made of, and its way from opening a directory to leaving results there."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config import yaml
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FedBNNError
-from fedbnn.evaluation import results
-from fedbnn.evaluation.evaluate import (
-    Evaluation,
-    evaluate_clients,
-    evaluate_round,
-    with_prototypes,
-)
+from fedbnn.evaluation import evaluate, results
 from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.export import Card
 from fedbnn.federation import server
@@ -40,6 +34,7 @@ from fedbnn.tracking.console import Console, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 
 Json = Mapping[str, Any]
+Watchers = Sequence[Watcher]
 OBSERVING = (
     *("logger", "callbacks", "profiler", "log_every_n_steps", "default_root_dir"),
     *("enable_checkpointing", "enable_model_summary", "enable_progress_bar"),
@@ -74,7 +69,7 @@ class Experiment:
     initial: State
     engine: Engine
     gate: Gate
-    evaluation: Evaluation
+    evaluation: evaluate.Evaluation
     track: Track
 
     @property
@@ -124,38 +119,30 @@ def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitS
     record = newest.record if newest else None
     tracker.start(config, str(config["name"]), name, ledger.round, record)
     LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
-    with console, _failure_logged():
-        federation = _federation(experiment, ledger, (tracker, console))
-        state = server.run(federation, experiment.initial)
+    federation = _federation(experiment, ledger, (tracker, console))
+    try:
+        with console:
+            state = server.run(federation, experiment.initial)
+    except FedBNNError as error:
+        LOG.error("%s", error)
+        raise
     _leave(experiment, state, tracker, ledger)
     LOG.info("%s is complete", name)
 
 
-@contextmanager
-def _failure_logged() -> Iterator[None]:
-    """The one line in which a run fails stands in its log, too."""
-    try:
-        yield
-    except FedBNNError as error:
-        LOG.error("%s", error)
-        raise
-
-
-def _federation(
-    experiment: Experiment, ledger: Ledger, watchers: Sequence[Watcher]
-) -> server.Federation:
+def _federation(made: Experiment, ledger: Ledger, watchers: Watchers) -> server.Federation:
     """The parts that the rounds need."""
     return server.Federation(
-        run=f"{experiment.config['name']}-{experiment.config['seed']}",
-        stream=experiment.stream,
-        method=experiment.method,
-        head=experiment.head,
-        layout=experiment.layout,
-        engine=experiment.engine,
-        gate=experiment.gate,
+        run=f"{made.config['name']}-{made.config['seed']}",
+        stream=made.stream,
+        method=made.method,
+        head=made.head,
+        layout=made.layout,
+        engine=made.engine,
+        gate=made.gate,
         ledger=ledger,
-        rejected=Rejected(experiment.run_dir / "rejected", experiment.gate.keep_rejected),
-        evaluate=partial(_evaluate, experiment),
+        rejected=Rejected(made.run_dir / "rejected", made.gate.keep_rejected),
+        evaluate=partial(_evaluate, made),
         watchers=watchers,
     )
 
@@ -167,16 +154,17 @@ def _evaluate(
     stream, settings = experiment.stream, experiment.evaluation
 
     def tested(head: Head) -> dict[str, Any]:
-        return evaluate_round(_predictor(experiment, state, head), stream, number, settings)
+        predictor = _predictor(experiment, state, head)
+        return evaluate.evaluate_round(predictor, stream, number, settings)
 
     if experiment.method.shares_prototypes:
         found = tested(experiment.head)
         if settings.both_heads and isinstance(experiment.head, GaussianHead):
             found["linear"] = tested(LinearHead())
     else:
-        own = [with_prototypes(state, State.from_bytes(one)) for one in privates.values()]
+        own = [evaluate.with_prototypes(state, State.from_bytes(one)) for one in privates.values()]
         models = [_predictor(experiment, one, experiment.head) for one in own]
-        found = evaluate_clients(models, stream, number, settings)
+        found = evaluate.evaluate_clients(models, stream, number, settings)
     return {**found, "posterior": scale_quantiles(state)}
 
 
@@ -216,11 +204,10 @@ def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
 
 def _stored(method: Method, ledger: Ledger) -> int:
     """Images of the past that all clients store together, for a method that replays them."""
-    replay = method.replay
-    if replay is None:
+    if method.replay is None:
         return 0
-    private = (ledger.private(client) for client in ledger.clients())
-    return sum(replay.stored(State.from_bytes(payload)) for payload in private if payload)
+    private = filter(None, map(ledger.private, ledger.clients()))
+    return sum(method.replay.stored(State.from_bytes(payload)) for payload in private)
 
 
 def _card(experiment: Experiment) -> dict[str, str]:

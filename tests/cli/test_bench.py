@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.cli import bench_step as step
+from fedbnn.cli import bench
 from tests.cli.command import fedbnn, files
 
 
 def test_a_step_is_measured_against_the_standard_one(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(step, "CASES", {"lenet": (4, 3)})
+    monkeypatch.setattr(bench, "CASES", {"lenet": (4, 3)})
     assert fedbnn("bench", "--repeats", 1, "--out", "deep/step.json") == 0
     shown = capsys.readouterr().out
     assert "fedbnn bench step" in shown
     assert "written  deep/step.json" in shown
     measured = json.loads((home / "deep" / "step.json").read_text())
     ratios = {row["name"]: row["ratio"] for row in measured["rows"]}
-    assert ratios[step.REFERENCE] == 1.0
+    assert ratios[bench.REFERENCE] == 1.0
     assert ratios.keys() >= {"SNN, fused Adam", "FedBNN (Pyro)", "FedBNN, function prior"}
     assert all(ratio > 0 for ratio in ratios.values())
     assert measured["environment"]["packages"]["torch"]
@@ -104,39 +104,9 @@ def test_memory_is_read_after_each_round_of_a_run_of_its_own(home: Path, capsys)
     assert "by_round_mib" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_registered_clients_and_participants_are_measured_each_in_its_own_process(
-    home: Path, capsys
-) -> None:
-    asked = (
-        "--clients",
-        "20,200",
-        "--participants",
-        "4,40",
-        "--method",
-        "fedbnn",
-        "--out",
-        "scale.json",
-    )
-    assert fedbnn("bench", "scale", *asked) == 0
-    rows = json.loads((home / "scale.json").read_text())["rows"]
-    assert [(row["registered"], row["participants"]) for row in rows] == [
-        (20, 10),
-        (200, 10),
-        (1000, 4),
-        (1000, 40),
-    ]
-    assert all(0 < row["round_seconds"] < 60 and 50 < row["peak_mib"] < 4000 for row in rows)
-    assert rows[3]["peak_mib"] < 1.1 * rows[2]["peak_mib"], (
-        "36 more updates of 9 MB each, folded one by one"
-    )
-    assert "scale.json" in files(home)
-    assert "registered" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "words",
-    [("stepp",), ("step", "--repeats", "0"), ("scale", "--clients", "10,many")],
+    [("stepp",), ("step", "--repeats", "0"), ("memory", "--workers", "many")],
     ids=" ".join,
 )
 def test_what_cannot_be_measured_is_one_line(words: tuple[str, ...], home: Path, capsys) -> None:

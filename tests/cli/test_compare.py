@@ -13,11 +13,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedbnn.cli import grid_progress
-from fedbnn.cli.compare import Cell, Sweep
+from fedbnn.cli import compare
+from fedbnn.cli.compare import Cell, GridProgress, Sweep, expected
 from fedbnn.cli.compare import grid as cells
 from fedbnn.cli.compose import SCHEMA
-from fedbnn.cli.grid_progress import GridProgress, expected
 from fedbnn.config.parse import parse
 from tests.cli.command import environment, fedbnn, files, started
 
@@ -356,7 +355,7 @@ def quietly_read(file: Path) -> str:
 def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 100.0))
     running, waiting = (
         Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1)
     )
@@ -373,7 +372,7 @@ def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run
 def test_the_estimate_of_a_sweep_tells_its_values_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid_progress, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 100.0))
     sweep = Sweep("stream.clients_per_round", ("10", "60"))
     grid = [
         replace(cell, rounds=10)
