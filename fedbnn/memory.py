@@ -8,6 +8,7 @@ from round to round, since what is free between blocks in use is never returned 
 import ctypes
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,15 @@ KEEP_BYTES, GROWTH = 2**30, 1.1
 
 
 def keep() -> bool:
-    """Ask glibc to serve blocks of any size from its heap, and to keep up to 1 GiB that is free.
-
-    A vector of all weights is then not paged in anew by every operation. False without glibc.
-    """
+    """Ask glibc to serve all blocks from its heap and keep 1 GiB that is free; False without it."""
     adjust = _glibc("mallopt")
     return bool(adjust and adjust(_MMAP_MAX, 0) and adjust(_TRIM_THRESHOLD, KEEP_BYTES))
 
 
 def trim(least: float = 0.0) -> float:
-    """Return what is free to the system if more is resident than a tenth above `least` bytes.
+    """Return what is free if more is resident than a tenth above `least`, the answer last time.
 
-    For the end of a round: the answer is the least so far, for the next one. Start with `inf`.
+    For the end of a round. Start with `inf`.
     """
     now, give_back = resident(), _glibc("malloc_trim")
     if give_back and now > GROWTH * least:
@@ -35,11 +33,12 @@ def trim(least: float = 0.0) -> float:
     return min(least or now, now)
 
 
-def resident() -> float:
-    """Bytes of this process in memory; 0 where the system does not tell."""
-    statm = Path("/proc/self/statm")
-    pages = statm.read_text().split()[1] if statm.exists() else 0
-    return float(pages) * os.sysconf("SC_PAGE_SIZE")
+def resident(process: int | str = "self") -> float:
+    """Bytes of a process in memory; 0 where the system does not tell, or it has ended."""
+    with suppress(OSError, IndexError):
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+        return float(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0.0
 
 
 def _glibc(name: str) -> Any:

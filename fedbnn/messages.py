@@ -22,9 +22,8 @@ _TEXTS, _NUMBERS = ("run", "exchange", "prior"), ("round", "client", "samples")
 class FitInstruction:
     """What the server asks of every participant of one exchange; the same bytes go to all of them.
 
-    `exchange` is `train`, or a later exchange of the same round under the new weights
-    (`statistics`, `importance`). `total` is N, the images of all participants of the round,
-    `class_totals` the same by class.
+    `exchange` is `train`, or a later one of the same round (`statistics`, `importance`); `total` is
+    N, the images of all participants of the round, and `class_totals` the same by class.
     """
 
     run: str
@@ -43,8 +42,7 @@ class FitInstruction:
     @classmethod
     def from_bytes(cls, payload: bytes) -> "FitInstruction":
         """The instruction that `to_bytes` wrote."""
-        tensors, found = unpack(payload)
-        meta: Mapping[str, Any] = found
+        tensors, meta = unpack(payload)
         if meta.get("schema") != SCHEMA:
             raise Malformed(f"schema {meta.get('schema')}, this version speaks {SCHEMA}")
         state = State(tensors, tuple(meta["classes"]), meta["notes"])
@@ -76,8 +74,8 @@ class Update:
     def to_bytes(self) -> bytes:
         """The update as it is sent."""
         meta = {name: getattr(self, name) for name in (*_TEXTS, *_NUMBERS)}
-        counts = list(self.counts.items())
-        return pack(self.tensors, {**meta, "schema": SCHEMA, "counts": counts})
+        meta |= {"schema": SCHEMA, "counts": list(self.counts.items())}
+        return pack(self.tensors, meta)
 
 
 def class_counts(update: Update) -> Tensor:
@@ -99,22 +97,20 @@ def read_update(payload: Payload) -> Update:
         raise Refused(f"schema {str(meta.get('schema'))[:20]}, this version speaks {SCHEMA}")
     texts = {name: _field(meta, name, str) for name in _TEXTS}
     numbers = {name: _field(meta, name, int) for name in _NUMBERS}
-    return Update(**texts, **numbers, counts=_counts(meta), tensors=tensors)
+    return Update(**texts, **numbers, counts=_counts(_field(meta, "counts", list)), tensors=tensors)
 
 
-def _field(meta: Mapping[str, object], name: str, kind: type) -> Any:
+def _field(meta: Mapping[str, Any], name: str, kind: type) -> Any:
     """One entry of the metadata, of exactly this type."""
     if type(meta.get(name)) is not kind:
         raise Refused(f"the metadata has no readable {name}")
     return meta[name]
 
 
-def _counts(meta: Mapping[str, object]) -> dict[str, int]:
+def _counts(pairs: list[Any]) -> dict[str, int]:
     """Images by class: pairs of a name and a number, no name twice."""
-    pairs = _field(meta, "counts", list)
-    for pair in pairs:
-        if not isinstance(pair, list) or [type(item) for item in pair] != [str, int]:
-            raise Refused("the metadata has no readable counts")
+    if any(type(pair) is not list or [*map(type, pair)] != [str, int] for pair in pairs):
+        raise Refused("the metadata has no readable counts")
     counts: dict[str, int] = dict(pairs)
     if len(counts) != len(pairs):
         raise Refused("a class is counted twice")

@@ -2,10 +2,10 @@
 
 Tensors of a state, by name (P backbone weights, B buffer values, C classes known, d features):
 
-    backbone, backbone.scale  (P,)      weights, or mean and scale of their posterior
-    rows, rows.scale          (C, d+1)  prototypes: weights and bias of each class, likewise
-    rows.samples              (C,)      images folded into the row so far; 0 means the row is fresh
-    buffers                   (B,)      running statistics of batch norm
+    backbone, backbone.scale      (P,)      weights, or mean and scale of their posterior
+    prototypes, prototypes.scale  (C, d+1)  weights and bias of each class, likewise
+    prototypes.samples            (C,)      images folded into the row so far; 0: the row is fresh
+    buffers                       (B,)      running statistics of batch norm
 
 and whatever a method keeps beside them under its own prefix (`scaffold.control`, `ewc.importance`).
 
@@ -24,19 +24,16 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_BITS = {"float": (16, 32, 64), "int": (8, 16, 32, 64), "uint": (8,), "complex": (64,)}
-TYPES: dict[str, torch.dtype] = {
-    f"{kind[0].upper()}{bits}": getattr(torch, f"{kind}{bits}")
-    for kind, sizes in _BITS.items()
-    for bits in sizes
-} | {"BOOL": torch.bool}
+TYPES = {"BOOL": torch.bool, "C64": torch.complex64, "U8": torch.uint8}
+TYPES |= {f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
+TYPES |= {f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
-LENGTH_BYTES = 8
-MAX_HEADER = 4 * 2**20
+LENGTH_BYTES, MAX_HEADER = 8, 4 * 2**20
 MAX_DIMENSIONS, MAX_VALUES = 16, 2**40
 METADATA, ENVELOPE = "__metadata__", "fedbnn"
 
@@ -116,10 +113,10 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> bytes:
     return b"".join([_header(specs, text, _checksum(specs, text, values)), *values])
 
 
-def unpack(payload: Payload) -> tuple[dict[str, Tensor], dict[str, object]]:
+def unpack(payload: Payload) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Decode what `pack` made; raises `Malformed` for anything else, a flipped bit included."""
     specs, meta, checksum = _opened(payload)
-    start = len(_header(specs, meta, checksum))
+    start = len(payload) - sum(map(_size, specs.values()))
     if checksum != _checksum(specs, meta, [memoryview(payload)[start:]]):
         raise Malformed("the digest does not match the content")
     return _views(payload, specs, start), _json_table(meta, "metadata")
@@ -149,8 +146,7 @@ def _header(specs: Mapping[str, Spec], meta: str, checksum: str) -> bytes:
     All strings stand in one entry: safetensors itself writes several entries in random order.
     """
     envelope = json.dumps({"meta": meta, "sha256": checksum})
-    table: dict[str, object] = {METADATA: {ENVELOPE: envelope}}
-    end = 0
+    table, end = dict[str, object]({METADATA: {ENVELOPE: envelope}}), 0
     for name, spec in specs.items():
         start, end = end, end + _size(spec)
         table[name] = {"dtype": spec[0], "shape": spec[1], "data_offsets": [start, end]}
@@ -160,10 +156,7 @@ def _header(specs: Mapping[str, Spec], meta: str, checksum: str) -> bytes:
 
 
 def _opened(payload: Payload) -> tuple[dict[str, Spec], str, str]:
-    """Specs, metadata and digest from the header, without a look at the values.
-
-    The header must be, to the byte, the one we would write for these tensors.
-    """
+    """Specs, metadata and digest; the header must be, to the byte, the one we would write."""
     size = int.from_bytes(payload[:LENGTH_BYTES], "little")
     end = LENGTH_BYTES + size
     if len(payload) < LENGTH_BYTES or size > len(payload) - LENGTH_BYTES:
@@ -215,7 +208,7 @@ def _views(payload: Payload, specs: Mapping[str, Spec], start: int) -> dict[str,
     return tensors
 
 
-def _json_table(text: str | bytes, what: str) -> dict[str, object]:
+def _json_table(text: str | bytes, what: str) -> dict[str, Any]:
     """A JSON object; anything else is malformed."""
     try:
         table = json.loads(text)

@@ -17,9 +17,8 @@ from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.export import Card
-from fedbnn.federation.engines import Engine
+from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.process import ProcessEngine
-from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method

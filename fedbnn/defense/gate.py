@@ -115,8 +115,11 @@ class Candidates:
         update = read_update(reply.update)
         _addressed(update, self.call)
         self._hear(update, reply)
-        for check in CHECKS:
-            check(update, self.call)
+        _same_sites(update, self.call)
+        _finite(update)
+        _plausible(update, self.call)
+        if (reason := self.call.defect(update)) is not None:
+            raise Refused(reason)
         return update
 
     def _hear(self, update: Update, reply: FitResult) -> None:
@@ -138,16 +141,21 @@ class Candidates:
         self.trust = dict.fromkeys(sorted(self._accepted), 1.0)
         if self.gate.influence_cap is not None:
             self._compare(self._distances(), self.gate.influence_cap)
-        self._insist_on_quorum()
+        asked = len(self.call.sample_counts)
+        needed = self.gate.needed(asked)
+        if len(self.trust) < needed:
+            lost = {**self.failed, **self.refused}
+            reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
+            found = f"{len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
+            fix = "nothing was changed; resume when the clients are well, or lower gate.quorum"
+            raise FederationError(f"round {self.call.round}: {found}", reasons, fix)
 
     def _distances(self) -> Tensor:
         """Squared distances between all that remain after those at no finite place are expelled."""
-        clients = list(self.trust)
-        squares = robust.squared_distances(
-            [self.call.influence(self._accepted[client]) for client in clients]
-        )
+        points = [self.call.influence(self._accepted[client]) for client in self.trust]
+        squares = robust.squared_distances(points)
         finite = squares[:, -1].isfinite()
-        for client, placed in zip(clients, finite[:-1].tolist(), strict=True):
+        for client, placed in zip([*self.trust], finite[:-1].tolist(), strict=True):
             if not placed:
                 self._expel(client, "its influence is not finite")
         return squares[finite][:, finite]
@@ -158,7 +166,8 @@ class Candidates:
         pulls = robust.pulls(squares, [update.samples for update in accepted])
         self.pulls = dict(zip(self.trust, pulls, strict=True))
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
-        lengths = self._row_lengths(accepted)
+        trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
+        lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]
             long, name = robust.row_ratio(lengths, moved, client, self.call.known(update))
@@ -167,28 +176,13 @@ class Candidates:
             if not usual:
                 self._expel(client, f"its {name} are {long:.3g} times as long as usual")
             elif not self.trust[client]:
-                apart = f"influence {pull:.3g} times the error of the others"
-                self._expel(client, f"{apart}, the cap is {cap:g}")
-
-    def _row_lengths(self, accepted: Sequence[Update]) -> dict[int, dict[str, list[float]]]:
-        """How long the trained rows are, of clients that have images."""
-        trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
-        return {update.client: robust.row_lengths(update.tensors) for update in trained}
+                apart = f"influence {pull:.3g} times the error of the others, the cap is {cap:g}"
+                self._expel(client, apart)
 
     def _expel(self, client: int, reason: str) -> None:
         self._refuse(client, self.spool[client], reason)
         self.spool.drop(client)
         del self.trust[client], self._accepted[client]
-
-    def _insist_on_quorum(self) -> None:
-        asked = len(self.call.sample_counts)
-        needed = self.gate.needed(asked)
-        if len(self.trust) < needed:
-            lost = {**self.failed, **self.refused}
-            reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
-            found = f"{len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
-            fix = "nothing was changed; resume when the clients are well, or lower gate.quorum"
-            raise FederationError(f"round {self.call.round}: {found}", reasons, fix)
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         return ((self._accepted[client], trust) for client, trust in self.trust.items())
@@ -206,14 +200,10 @@ def _addressed(update: Update, call: ExpectedUpdate) -> None:
         raise Refused(f"client {update.client} was not asked")
 
 
-def _same_prior(update: Update, call: ExpectedUpdate) -> None:
-    """It started from what the server sent."""
+def _same_sites(update: Update, call: ExpectedUpdate) -> None:
+    """The same prior and tensors, shapes and types; rows of classes the client holds."""
     if update.prior != call.prior:
         raise Refused("started from another prior")
-
-
-def _same_sites(update: Update, call: ExpectedUpdate) -> None:
-    """The same tensors with the same shapes and types; rows of classes the client holds."""
     unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
@@ -227,7 +217,7 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
             raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
 
 
-def _finite(update: Update, _call: ExpectedUpdate) -> None:
+def _finite(update: Update) -> None:
     """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
     for name, tensor in update.tensors.items():
         most = largest(tensor)
@@ -240,24 +230,11 @@ def _finite(update: Update, _call: ExpectedUpdate) -> None:
 def _plausible(update: Update, call: ExpectedUpdate) -> None:
     """No more images than the announcement said, in all and by class."""
     said, claimed = call.sample_counts[update.client], sum(update.counts.values())
-    if not 0 <= update.samples <= sum(said.values()):
-        claim = f"claims {update.samples} images"
-        raise Refused(f"{claim}, the announcement said {sum(said.values())}")
+    most = sum(said.values())
+    if not 0 <= update.samples <= most:
+        raise Refused(f"claims {update.samples} images, the announcement said {most}")
     for name, count in update.counts.items():
         if not 0 <= count <= said[name]:
             raise Refused(f"claims {count} images of {name}, the announcement said {said[name]}")
     if update.counts and claimed != update.samples:
         raise Refused(f"claims {update.samples} images, but {claimed} by class")
-
-
-def _foldable(update: Update, call: ExpectedUpdate) -> None:
-    """The method's own condition: the folded precision is positive."""
-    reason = call.defect(update)
-    if reason is not None:
-        raise Refused(reason)
-
-
-CHECKS: tuple[Callable[[Update, ExpectedUpdate], None], ...] = (
-    *(_same_prior, _same_sites),
-    *(_finite, _plausible, _foldable),
-)

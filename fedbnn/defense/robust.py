@@ -68,26 +68,23 @@ def pulls(squares: Tensor, samples: Sequence[int]) -> list[float]:
     distances = squares.sqrt()
     norms, clients = distances[:, -1].tolist(), range(len(samples))
     moved = [k for k in clients if samples[k] and norms[k]]
-    others = [[j for j in moved if j != k] for k in clients]
-    far = [_median([float(distances[k, j]) for j in others[k]]) for k in clients]
-    ratios = [
-        _ratio(far[k], [far[j] for j in others[k]], [norms[j] for j in others[k]]) for k in clients
-    ]
-    few = [min(1.0, samples[k] / (_median([samples[j] for j in others[k]]) or 1)) for k in clients]
-    return [ratios[k] * math.sqrt(2 / (len(others[k]) + 1) * few[k]) for k in clients]
+    far = [_median([float(distances[k, j]) for j in moved if j != k]) for k in clients]
+
+    def pull(k: int) -> float:
+        """Others that agree exactly are measured by their length; two of them are needed."""
+        others = [j for j in moved if j != k]
+        if len(others) < 2:
+            return 0.0
+        typical, norm, usual = (_median([of[j] for j in others]) for of in (far, norms, samples))
+        few = min(1.0, samples[k] / usual)
+        return far[k] / (typical or norm) * math.sqrt(2 / (len(others) + 1) * few)
+
+    return [pull(k) for k in clients]
 
 
 def _median(values: Sequence[float]) -> float:
     """The lower median: with two values the smaller one, so that one liar of three is outvoted."""
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0
-
-
-def _ratio(far: float, others: Sequence[float], norms: Sequence[float]) -> float:
-    """far / median(others); others that agree exactly are measured by their length.
-
-    Two others at least are needed.
-    """
-    return far / (_median(others) or _median(norms)) if len(others) >= 2 else 0.0
 
 
 def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:

@@ -1,13 +1,12 @@
-"""The server loop: broadcast the prior, collect factors, gate, fold, commit, evaluate. The same for
-every engine.
-"""
+"""The loop of the server, whatever the engine: send the prior, collect, gate, fold, commit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
@@ -27,15 +26,12 @@ from fedbnn.tracking import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
-Result = TypeVar("Result")
 Exchange = Aggregator | StatisticsAggregator
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All that the rounds need. `evaluate` gives the evaluated part of a record; `watchers` see
-    every round.
-    """
+    """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round."""
 
     run: str
     stream: Stream
@@ -57,13 +53,15 @@ class Federation:
 
 @dataclass
 class RoundStats:
-    """What one round cost and who did not count (in full), summed over its exchanges.
+    """What a round cost and who did not count (in full), summed over its exchanges.
 
-    `seconds` of every exchange by its name (`train`, `statistics`, ...), and of what is inside
-    them: `fold`, and `inner`, which is forward, backward and optimiser on the clients. `trust` has
-    the clients that were folded with less than 1.
+    `counts` has the images by class of those who count so far, `trust` the clients folded with less
+    than 1, `seconds` those of every exchange by its name (`train`, `statistics`, ...) and of what
+    is inside them: `fold`, and `inner`: forward, backward and optimiser on the clients.
     """
 
+    round: int
+    counts: SampleCounts
     bytes_up: int = 0
     bytes_down: int = 0
     failed: dict[int, str] = field(default_factory=dict)
@@ -73,12 +71,20 @@ class RoundStats:
 
     def add(self, candidates: Candidates) -> None:
         """Count what came through the gate in one exchange, and what did not."""
+        self.counts = {client: self.counts[client] for client in candidates.trust}
         self.bytes_up += candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
         for client, trust in candidates.trust.items():
             if trust < 1:
                 self.trust[client] = min(trust, self.trust.get(client, 1.0))
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Note how many seconds this takes."""
+        began = perf_counter()
+        yield
+        self.seconds[name] = perf_counter() - began + self.seconds.get(name, 0.0)
 
 
 def run(federation: Federation, initial: State) -> State:
@@ -97,18 +103,17 @@ def play(federation: Federation, state: State, number: int) -> State:
     began, clients = perf_counter(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    method, layout, before = federation.method, federation.layout, state
-    counts, stats = sample_counts(federation, number, clients), RoundStats()
-    classes = sorted({name for by_class in counts.values() for name in by_class})
-    state = started = method.prepare(state, number, classes, layout)
+    stats, before = RoundStats(number, sample_counts(federation, number, clients)), state
+    classes = sorted({name for by_class in stats.counts.values() for name in by_class})
+    state = started = federation.method.prepare(state, number, classes, federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for aggregator in exchanges(federation, number, before, started):
-            this = (number, aggregator, counts)
-            state, counts = exchange(federation, state, *this, privates, stats)
+            state = exchange(federation, state, aggregator, privates, stats)
         state = _finite(_ended(federation, started, state, number), number)
-        evaluated, seconds = _timed(lambda: federation.evaluate(state, number, privates))
-        stats.seconds |= {"evaluate": seconds, "round": perf_counter() - began}
-        record = _record(federation, number, clients, counts, stats) | evaluated
+        with stats.timing("evaluate"):
+            evaluated = federation.evaluate(state, number, privates)
+        stats.seconds["round"] = perf_counter() - began
+        record = _record(federation, clients, stats) | evaluated
         federation.ledger.commit(number, state, privates, record)
     for watcher in federation.watchers:
         watcher.round_done(record)
@@ -159,36 +164,29 @@ def _ended(federation: Federation, before: State, state: State, number: int) -> 
 
 
 def exchange(
-    federation: Federation,
-    state: State,
-    number: int,
-    aggregator: Exchange,
-    counts: SampleCounts,
-    privates: Spool,
-    stats: RoundStats,
-) -> tuple[State, SampleCounts]:
+    federation: Federation, state: State, aggregator: Exchange, privates: Spool, stats: RoundStats
+) -> State:
     """Send the state down, let the answers through the gate, fold them in client order."""
-    began, name = perf_counter(), aggregator.exchange
-    sent = without_posteriors(aggregator.broadcast(state))
-    payload = FitInstruction(federation.run, number, name, sent, *_totals(counts)).to_bytes()
-    call = ExpectedUpdate(
-        *(federation.run, number, name, content_digest(payload), counts),
-        expected=partial(aggregator.expected, state),
-        defect=partial(aggregator.defect, state),
-        influence=partial(aggregator.influence, state),
-        known=partial(aggregator.known, state),
-    )
-    with federation.ledger.spool(number, name) as spool:
+    this = (federation.run, stats.round, aggregator.exchange)
+    with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
+        sent = without_posteriors(aggregator.broadcast(state))
+        payload = FitInstruction(*this, sent, *_totals(stats.counts)).to_bytes()
+        stats.bytes_down += len(payload) * len(stats.counts)
+        call = ExpectedUpdate(
+            *(*this, content_digest(payload), stats.counts),
+            expected=partial(aggregator.expected, state),
+            defect=partial(aggregator.defect, state),
+            influence=partial(aggregator.influence, state),
+            known=partial(aggregator.known, state),
+        )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
-        _collect(federation, payload, candidates, privates, stats)
-        folded, folding = _timed(lambda: _fold(aggregator, state, candidates))
+        stats.seconds["inner"] += _collect(federation, payload, candidates, privates)
+        with stats.timing("fold"):
+            folded = _fold(aggregator, state, candidates)
     for client in set(privates) - set(candidates.trust):
         privates.drop(client)
     stats.add(candidates)
-    stats.bytes_down += len(payload) * len(counts)
-    stats.seconds["fold"] += folding
-    stats.seconds[name] = perf_counter() - began
-    return folded, {client: counts[client] for client in candidates.trust}
+    return folded
 
 
 def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
@@ -201,15 +199,10 @@ def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
 
 
 def _collect(
-    federation: Federation,
-    payload: bytes,
-    candidates: Candidates,
-    privates: Spool,
-    stats: RoundStats,
-) -> None:
-    """Every answer of the engine through the gate; private state waits until the round is
-    committed.
-    """
+    federation: Federation, payload: bytes, candidates: Candidates, privates: Spool
+) -> float:
+    """Every answer through the gate; private state waits for the commit. The `inner` seconds."""
+    inner = 0.0
 
     def remembered(client: int) -> bytes | None:
         return privates.get(client) or federation.ledger.private(client)
@@ -217,11 +210,12 @@ def _collect(
     asked = sorted(candidates.call.sample_counts)
     for answer in federation.engine.gather(payload, asked, remembered):
         if candidates.admit(answer) and isinstance(answer, FitResult):
-            stats.seconds["inner"] += answer.inner
+            inner += answer.inner
             if answer.private is not None:
                 privates.put(answer.client, answer.private)
         for watcher in federation.watchers:
             watcher.client_done(answer.client)
+    return inner
 
 
 def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
@@ -242,32 +236,16 @@ def _finite(state: State, number: int) -> State:
     return state
 
 
-def _record(
-    federation: Federation,
-    number: int,
-    clients: Sequence[int],
-    counts: SampleCounts,
-    stats: RoundStats,
-) -> Record:
+def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -> Record:
     """The part of a round's record that does not come from evaluation."""
-    incidents: dict[str, Mapping[int, Any]] = {
-        "failed": stats.failed,
-        "refused": stats.refused,
-        "trust": stats.trust,
-    }
+    incidents = {name: getattr(stats, name) for name in ("failed", "refused", "trust")}
     return {
-        "round": number,
+        "round": stats.round,
         "clients": list(clients),
         **{name: {str(k): found[k] for k in sorted(found)} for name, found in incidents.items()},
-        "shares": list(federation.stream.shares(number)),
-        "samples": sum(sum(by_class.values()) for by_class in counts.values()),
+        "shares": list(federation.stream.shares(stats.round)),
+        "samples": sum(sum(by_class.values()) for by_class in stats.counts.values()),
         "bytes_up": stats.bytes_up,
         "bytes_down": stats.bytes_down,
         "seconds": stats.seconds,
     }
-
-
-def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """What the work gives, and its seconds."""
-    began = perf_counter()
-    return work(), perf_counter() - began

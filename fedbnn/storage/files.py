@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -18,11 +18,10 @@ from fedbnn.errors import RunDirectoryError
 ASIDE, GONE = ".aside-", ".gone-"
 
 
-class Lock:
-    """Held from construction to `release`; the operating system lets go when its process dies.
+class Lock(AbstractContextManager["Lock"]):
+    """Held from construction to `release`, or until its process dies; the file says which that is.
 
-    The file says which process holds it. Child processes do not inherit it. Who does not `wait` is
-    refused while somebody else holds it.
+    Child processes do not inherit it. Who does not `wait` is refused while somebody else holds it.
     """
 
     def __init__(self, path: Path, wait: bool = False) -> None:
@@ -42,9 +41,6 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> "Lock":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -98,10 +94,7 @@ def write_atomic(path: Path, payload: bytes) -> None:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to be filled: at the end it takes the place of `target`, flushed to the disk.
-
-    Before that it is aside, and gone when something goes wrong.
-    """
+    """A directory to fill, which then takes the place of `target`; gone if something goes wrong."""
     aside = target.with_name(ASIDE + target.name)
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -114,13 +107,6 @@ def whole_directory(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     sync(target.parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, if it is there: when this returns, no power cut brings it back."""
-    with writing(path):
-        path.unlink(missing_ok=True)
-        sync(path.parent)
 
 
 def remove_tree(path: Path) -> None:

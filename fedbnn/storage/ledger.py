@@ -13,8 +13,8 @@ written, so the cost of a commit does not depend on how many clients are registe
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Manifest:
         """`{"format", "body", "sha256"}`, where the digest covers format and body."""
         clients = {str(client): entry for client, entry in self.clients.items()}
         body = {"round": self.round, "files": self.files, "clients": clients}
-        content: dict[str, object] = {"format": FORMAT, "body": body}
+        content = {"format": FORMAT, "body": body}
         return as_json({**content, "sha256": digest(as_json(content))})
 
     @classmethod
@@ -61,9 +61,9 @@ class Manifest:
         if digest(as_json(content)) != sha256:
             raise Damaged("the digest of its manifest does not match")
         if content["format"] != FORMAT:
-            what = f"the run was written in the newer format {content['format']}"
+            formats = f"newer format {content['format']}, this version reads {FORMAT}"
             fix = "upgrade fedbnn to resume it"
-            raise RunDirectoryError(f"{what}, this version reads {FORMAT}", fix=fix)
+            raise RunDirectoryError(f"the run was written in the {formats}", fix=fix)
         body = content["body"]
         clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
         return cls(body["round"], body["files"], clients)
@@ -85,7 +85,7 @@ def rounds(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """The newest `keep` rounds of a run on disk; `warnings` are what a user should be told."""
 
     def __init__(self, run_dir: Path | str, keep: int = 3) -> None:
@@ -102,9 +102,6 @@ class Ledger:
             self._retire()
             self._sweep()
             opening.pop_all()
-
-    def __enter__(self) -> "Ledger":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,12 +132,11 @@ class Ledger:
         if client not in self._manifest.clients:
             return None
         name, sha256 = self._manifest.clients[client]
-        path = self._clients / name
-        payload = path.read_bytes()
+        payload = (self._clients / name).read_bytes()
         if digest(payload) != sha256:
             what = f"the private state of client {client} is damaged"
             fix = "resume the run: it falls back to a round that is whole"
-            raise RunDirectoryError(what, str(path), fix)
+            raise RunDirectoryError(what, str(self._clients / name), fix)
         return payload
 
     def _newest_whole(self) -> Manifest:
@@ -170,8 +166,8 @@ class Ledger:
 
     def _verified(self, manifest: Manifest) -> Manifest:
         """The manifest, after every file it names has been checked; raises `Damaged` otherwise."""
-        own = self._directory(manifest.round)
-        named = {own / name: sha256 for name, sha256 in manifest.files.items()}
+        directory = self._directory(manifest.round)
+        named = {directory / name: sha256 for name, sha256 in manifest.files.items()}
         named |= {self._clients / name: sha256 for name, sha256 in manifest.clients.values()}
         for path, sha256 in named.items():
             try:
@@ -190,19 +186,16 @@ class Ledger:
             raise ValueError(f"round {round} cannot follow round {self.round}")
         payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
         digests = {name: digest(payload) for name, payload in payloads.items()}
+        clients = dict(self._manifest.clients)
         with writing(self.root):
-            changed = {client: self._keep(round, client, privates[client]) for client in privates}
+            for client, payload in privates.items():
+                clients[client] = f"{client}-r{round}.safetensors", digest(payload)
+                files.write(self._clients / clients[client][0], payload)
             files.sync(self._clients)
-            manifest = Manifest(round, digests, {**self._manifest.clients, **changed})
+            manifest = Manifest(round, digests, clients)
             self._publish(round, {**payloads, MANIFEST: manifest.to_bytes()})
         self._manifest = manifest
         self._retire()
-
-    def _keep(self, round: int, client: int, payload: bytes) -> tuple[str, str]:
-        """Write one client's private state under the name of its round."""
-        name = f"{client}-r{round}.safetensors"
-        files.write(self._clients / name, payload)
-        return name, digest(payload)
 
     def _publish(self, round: int, payloads: Mapping[str, bytes]) -> None:
         """Write the directory of a round; damaged rounds after it make way."""
@@ -214,25 +207,18 @@ class Ledger:
                     remove_tree(self._directory(number))
 
     def _retire(self) -> None:
-        """Remove rounds beyond the newest `keep`, and the client files that no kept round names."""
+        """Remove rounds beyond the newest `keep`, and client files that no kept round names."""
+        needed: set[str] = set()
         found = [number for number in rounds(self.run_dir) if number <= self.round]
-        needed = self._needed(found[-self.keep :])
+        for number in found[-self.keep :]:
+            with suppress(Damaged):
+                needed |= {name for name, _ in self._peek(number).clients.values()}
         with writing(self.root):
             for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
             for path in self._clients.iterdir():
                 if path.name not in needed:
                     path.unlink()
-
-    def _needed(self, numbers: Iterable[int]) -> set[str]:
-        """The client files that these rounds name; a damaged round needs none."""
-        names: set[str] = set()
-        for number in numbers:
-            try:
-                names.update(name for name, _ in self._peek(number).clients.values())
-            except Damaged:
-                continue
-        return names
 
     def _sweep(self) -> None:
         """Remove what an interrupted process left: names with a dot, spools."""

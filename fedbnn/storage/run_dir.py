@@ -26,6 +26,7 @@ from fedbnn.storage import files
 from fedbnn.storage.files import as_json, write_atomic
 from fedbnn.storage.ledger import Ledger
 
+Config = Mapping[str, Any]
 Record = dict[str, Any]
 METRICS = "metrics.jsonl"
 _CONFIG, _FINISHED = "config.json", "finished.json"
@@ -33,67 +34,55 @@ _PACKAGES = """fedbnn torch torchvision pytorch-lightning pyro-ppl torchmetrics 
     safetensors jsonargparse rich matplotlib jinja2 wandb flwr"""
 
 
-def start(
-    ledger: Ledger, config: Mapping[str, Any], beside: Mapping[str, bytes] | None = None
-) -> None:
-    """Make a directory a run: first the files `beside`, and last the configuration.
+def start(ledger: Ledger, config: Config, beside: Mapping[str, bytes] | None = None) -> None:
+    """Make a directory a run: first the files `beside`, last the configuration.
 
-    A directory that holds rounds already is refused untouched; one that was stopped before its
-    first round begins anew.
+    One that holds rounds is refused untouched; one stopped before its first round begins anew.
     """
     if ledger.round:
         fix = f"resume it with --resume {ledger.run_dir}, or choose another name"
         raise RunDirectoryError("this directory holds a run already", str(ledger.run_dir), fix)
-    files.remove(ledger.root / _CONFIG)
+    with files.writing(ledger.root):
+        (ledger.root / _CONFIG).unlink(missing_ok=True)
+        files.sync(ledger.root)
     for name, payload in (beside or {}).items():
         write_atomic(ledger.run_dir / name, payload)
     write_atomic(ledger.root / _CONFIG, as_json(_plain(config)))
 
 
-def resume(ledger: Ledger, config: Mapping[str, Any], may_differ: Collection[str] = ()) -> None:
+def resume(ledger: Ledger, config: Config, may_differ: Collection[str] = ()) -> None:
     """Check that a run goes on with the configuration it was started with.
 
-    `may_differ` names keys, or whole sections (`engine`, `track.wandb`), that do not change the
-    result.
+    `may_differ` names keys, or whole sections (`track.wandb`), that do not change the result.
     """
-    then, now = dict(flat(_started_with(ledger))), dict(flat(_plain(config)))
+    path = _begun(ledger.run_dir) / "state" / _CONFIG
+    try:
+        then = dict(flat(json.loads(path.read_bytes())))
+    except (ValueError, AttributeError) as error:
+        what = "the stored configuration is damaged"
+        raise RunDirectoryError(what, str(path), "restore it from a copy") from error
+    now = dict(flat(_plain(config)))
     for key in sorted(then.keys() | now.keys()):
-        if then.get(key) != now.get(key) and not _covered(key, may_differ):
-            was, today = (
-                json.dumps(table[key]) if key in table else "absent" for table in (then, now)
-            )
+        covered = any(f"{key}.".startswith(f"{name}.") for name in may_differ)
+        if then.get(key) != now.get(key) and not covered:
+            was, today = (json.dumps(one[key]) if key in one else "absent" for one in (then, now))
             what = f"cannot resume with another configuration: {key} was {was}, now it is {today}"
             fix = "resume with the value it was started with, or start a new run"
             raise RunDirectoryError(what, fix=fix)
 
 
-def _started_with(ledger: Ledger) -> dict[str, Any]:
-    """The configuration the run was started with."""
-    path = _begun(ledger.run_dir) / "state" / _CONFIG
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except ValueError as error:
-        what = "the stored configuration is damaged"
-        raise RunDirectoryError(what, str(path), "restore it from a copy") from error
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(config: Config) -> dict[str, Any]:
     """The configuration as JSON holds it: tuples are lists, paths are strings."""
     return dict(json.loads(json.dumps(config, default=str)))
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """`{"a": {"b": 1}}` -> `a.b: 1`; an empty section has nothing to show."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _covered(key: str, names: Collection[str]) -> bool:
-    """Whether a key, or a section it lies in, is named."""
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def finish(ledger: Ledger) -> None:
@@ -113,8 +102,8 @@ def find(which: str, root: Path) -> Path:
         return _begun(Path(which))
     runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
     if not runs:
-        what, fix = "there is no run to resume", "start one without --resume"
-        raise RunDirectoryError(what, str(root), fix)
+        fix = "start one without --resume"
+        raise RunDirectoryError("there is no run to resume", str(root), fix)
     return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
 
 
@@ -144,10 +133,7 @@ def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
 
 
 def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -> list[Record]:
-    """Make the records agree with the last committed round.
-
-    Later lines and repeats are dropped, and that round is added if it is missing.
-    """
+    """Make the records end with the last committed round, each round once."""
     kept = {line["round"]: line for line in records(run_dir) if line["round"] <= committed}
     if record is not None:
         kept[committed] = dict(record)
@@ -183,19 +169,20 @@ def numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries and lists as one level of `a/b/0` names; only numbers and words stay."""
     found: dict[str, Any] = {}
     for key, value in record.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            found |= numbers(value, f"{name}/")
-        elif isinstance(value, list):
-            found |= numbers({str(place): part for place, part in enumerate(value)}, f"{name}/")
+        inner: Any = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inner, Mapping):
+            found |= numbers(inner, f"{prefix}{key}/")
         elif isinstance(value, int | float | str):
-            found[name] = value
+            found[f"{prefix}{key}"] = value
     return found
 
 
 def environment() -> dict[str, Any]:
     """Everything worth knowing to repeat a run elsewhere."""
-    accelerators = range(torch.cuda.device_count())
+    accelerators, versions = range(torch.cuda.device_count()), {}
+    for name in _PACKAGES.split():
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -203,7 +190,7 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(number) for number in accelerators],
-        "packages": _versions(),
+        "packages": versions,
         "commit": _commit(),
     }
 
@@ -213,15 +200,6 @@ def _cpu() -> str:
     info = Path("/proc/cpuinfo")
     name = re.search(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
     return name[1] if name else platform.processor()
-
-
-def _versions() -> dict[str, str]:
-    """The installed ones of the packages that matter here."""
-    found = {}
-    for name in _PACKAGES.split():
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _commit() -> str | None:

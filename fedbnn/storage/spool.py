@@ -17,37 +17,34 @@ MEMORY = 2**30
 
 
 class Spool(Mapping[int, bytes]):
-    """Bytes by client number, `memory` of them at hand and the others in a directory of its own.
+    """Bytes by client number, in client order: `memory` of them at hand, the others in a directory.
 
-    Those on disk are mapped: they can be read like the others, and the system loads and drops
-    their pages as it likes. It iterates in client order, whatever the order of arrival.
+    Those on disk are mapped: the system loads and drops their pages as it likes.
     """
 
     def __init__(self, directory: Path, memory: int = MEMORY) -> None:
-        self._directory, self._room = directory, memory
+        self._directory, self._free = directory, memory
         self._at_hand: dict[int, bytes] = {}
         self._on_disk: dict[int, memoryview] = {}
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
 
     def put(self, client: int, payload: bytes) -> Payload:
-        """Keep the bytes of a client, a second time in the place of the first.
-
-        The answer is where they are kept now: the same object, or the file mapped into memory.
-        """
+        """Keep the newest bytes of a client: the same object, or the file mapped into memory."""
         self.drop(client)
-        if len(payload) <= self._room:
-            self._room -= len(payload)
+        if len(payload) <= self._free:
+            self._free -= len(payload)
             self._at_hand[client] = payload
             return payload
         with writing(self._directory):
             self._path(client).write_bytes(payload)
-        self._on_disk[client] = _mapped(self._path(client), len(payload))
+        mapped = torch.from_file(str(self._path(client)), size=len(payload), dtype=torch.uint8)
+        self._on_disk[client] = mapped.numpy().data
         return self._on_disk[client]
 
     def drop(self, client: int) -> None:
-        """Forget what a client sent."""
-        self._room += len(self._at_hand.pop(client, b""))
+        """Forget what a client sent; who reads it still may go on."""
+        self._free += len(self._at_hand.pop(client, b""))
         if self._on_disk.pop(client, None) is not None:
             self._path(client).unlink()
 
@@ -62,11 +59,6 @@ class Spool(Mapping[int, bytes]):
 
     def __len__(self) -> int:
         return len(self._on_disk) + len(self._at_hand)
-
-
-def _mapped(path: Path, size: int) -> memoryview:
-    """A file as memory that is read when it is needed; it stays when its name goes."""
-    return torch.from_file(str(path), size=size, dtype=torch.uint8).numpy().data
 
 
 @dataclass(frozen=True)
@@ -87,10 +79,6 @@ class Rejected:
         facts = {"round": round, "exchange": exchange, "client": client, "reason": reason}
         write_atomic(self.directory / f"{stem}.bin", payload[: int(self.megabytes * 2**20)])
         write_atomic(self.directory / f"{stem}.json", as_json({**facts, "bytes": len(payload)}))
-        self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        """Drop the oldest rounds' payloads beyond `most`."""
         for path in sorted(self.directory.glob("*.bin"))[: -self.most]:
             path.unlink(missing_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import pytest
 from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
-from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.engines import SerialEngine
 from fedbnn.federation.server import Federation
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import Method

@@ -6,8 +6,7 @@ from typing import Any
 
 from datamodules.stream import FederatedStream
 from fedbnn.federation import server
-from fedbnn.federation.engines import Private
-from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.engines import Private, SerialEngine
 from fedbnn.federation.server import Federation
 from fedbnn.messages import Failure, FitResult
 from fedbnn.state import State

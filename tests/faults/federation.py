@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.federation.engines import Engine
-from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.seeds import generator

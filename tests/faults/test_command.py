@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.engines import SerialEngine
 from fedbnn.messages import Failure, FitResult, read_update
 from fedbnn.state import digest
 from fedbnn.storage.files import as_json

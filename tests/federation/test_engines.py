@@ -16,9 +16,8 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.errors import FederationError
-from fedbnn.federation.engines import one_thread, worker
+from fedbnn.federation.engines import SerialEngine, one_thread, worker
 from fedbnn.federation.engines.process import ProcessEngine, environment
-from fedbnn.federation.engines.serial import SerialEngine
 from fedbnn.messages import Failure, FitResult
 from tests.federation import clients
 

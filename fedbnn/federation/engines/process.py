@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,15 +25,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from fedbnn import memory
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import Answer, Private, worker
 from fedbnn.messages import Failure, FitResult
 
-START_SECONDS, WATCH_SECONDS = 300.0, 0.1
-STARTS = 2
+START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
 MAX_HEAD, MAX_PRIVATE_MB = 2**16, 2**13
-PAGE = os.sysconf("SC_PAGE_SIZE")
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
 
@@ -80,10 +79,7 @@ class ProcessEngine:
         try:
             while waiting or asked:
                 while waiting and len(asked) < self._workers:
-                    client, peer = (
-                        waiting.popleft(),
-                        self._idle([peer for _, peer in asked.values()]),
-                    )
+                    peer, client = self._idle(asked.values()), waiting.popleft()
                     question = self._threads.submit(peer.ask, payload, client, private(client))
                     asked[question] = client, peer
                 for done in wait(asked, return_when=FIRST_COMPLETED).done:
@@ -95,8 +91,9 @@ class ProcessEngine:
             for _, peer in asked.values():
                 self._dismiss(peer)
 
-    def _idle(self, busy: "Sequence[Peer]") -> "Peer":
+    def _idle(self, asked: "Iterable[tuple[int, Peer]]") -> "Peer":
         """A worker that serves nobody and waits for work as it should, or else a new one."""
+        busy = [peer for _, peer in asked]
         for peer in [peer for peer in self._peers if peer not in busy]:
             if peer.waits:
                 return peer
@@ -234,15 +231,8 @@ class Peer:
             if time.monotonic() >= self._due:
                 late = f"no answer within {self._deadline:g} s"
                 self.kill(late if self.ready else "its worker did not start in time")
-            elif self._memory < inf and self._megabytes() > self._memory:
+            elif self._memory < inf and memory.resident(self._process.pid) > self._memory * 2**20:
                 self.kill(f"its worker used more than {self._memory:g} MB")
-
-    def _megabytes(self) -> float:
-        """Resident memory now; 0 where the system does not tell."""
-        with suppress(OSError, IndexError):
-            statm = Path(f"/proc/{self._process.pid}/statm").read_text()
-            return int(statm.split()[1]) * PAGE / 2**20
-        return 0.0
 
     def kill(self, reason: str) -> None:
         """End the process and all it started; whoever listens to it hears the end at once."""

@@ -12,7 +12,7 @@ from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
-from fedbnn.federation.engines.serial import SerialEngine
+from fedbnn.federation.engines import SerialEngine
 from fedbnn.heads import Head, LinearHead, prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import Failure, FitResult
