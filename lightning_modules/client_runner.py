@@ -1,6 +1,4 @@
-"""All that happens on a client: read the instruction, train on the round's data, answer with an
-update.
-"""
+"""All that happens on a client: read the instruction, train, answer with an update."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,9 +25,7 @@ from lightning_modules.svi_client import PosteriorFit
 
 
 class ClientRunner:
-    """The clients of one process: it keeps one network (and one Pyro model) and swaps weights
-    in.
-    """
+    """The clients of one process: one network (and one Pyro model), weights are swapped in."""
 
     def __init__(
         self,
@@ -63,9 +59,7 @@ class ClientRunner:
         return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds)
 
     def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
-        """The instruction and its digest, read once for all clients that were sent the same
-        bytes.
-        """
+        """Instruction and digest, read once for all clients that were sent the same bytes."""
         if self._read is None or self._read[0] is not payload:
             self._read = payload, FitInstruction.from_bytes(payload), content_digest(payload)
         return self._read[1:]
@@ -122,9 +116,7 @@ class ClientRunner:
         return Assembly(holder, self.method.softmax(holder, held), len(held))
 
     def _own(self, assignment: Assignment) -> State:
-        """The client's own prototypes, a posterior when the backbone is one, with rows for its
-        classes.
-        """
+        """The client's own prototypes (a posterior if the backbone is) with rows for its classes."""
         width = int(self.backbone.width)  # type: ignore[arg-type]
         own = assignment.private or State(prototypes.empty(width))
         wide = assignment.instruction.state.having({"prototypes": own["prototypes"]})

@@ -1,6 +1,4 @@
-"""How a client trains: the `client:` and `trainer:` sections of a configuration, and one Trainer a
-fit.
-"""
+"""How a client trains: the `client:` and `trainer:` sections, and one Trainer a fit."""
 
 import logging
 import warnings
@@ -128,9 +126,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
-    """Several devices fork from this process: restarting the script would play every round
-    twice.
-    """
+    """Several devices fork: restarting the script would play every round twice."""
     alone = options.get("devices", 1) in (1, "1", "auto")
     return {} if alone else {"strategy": "ddp_fork"}
 

@@ -184,9 +184,7 @@ class Fit:
     trainer: ClientTrainer
 
     def warm_up(self) -> float:
-        """Fit fresh prototypes, the backbone and its batch statistics frozen; the seconds it
-        took.
-        """
+        """Fit fresh prototypes with all else frozen, batch statistics too; the seconds it took."""
         fresh, epochs = self.assembly.fresh, self.local.warmup_epochs
         if not epochs or not bool(fresh.any()):
             return 0.0

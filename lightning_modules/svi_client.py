@@ -1,6 +1,4 @@
-"""A client whose weights are a posterior: local variational inference from the prior it was
-sent.
-"""
+"""A client whose weights are a posterior: variational inference from the prior it was sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

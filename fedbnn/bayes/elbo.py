@@ -39,9 +39,7 @@ class Draw(torch.autograd.Function):
 
 
 class Weights(dist.Normal):
-    """N(loc, exp(log_scale)^2), which remembers its log scale: draws and KL differentiate in
-    that.
-    """
+    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale."""
 
     def __init__(self, loc: Tensor, log_scale: Tensor, scale: Tensor | None = None) -> None:
         self.log_scale = log_scale

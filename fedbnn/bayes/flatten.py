@@ -17,9 +17,7 @@ from fedbnn.networks import Classifier
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter of the backbone: its name, shape, place in the vector, and its layer's
-    fan-in.
-    """
+    """One parameter of the backbone: its name, shape, place, and its layer's fan-in."""
 
     name: str
     shape: torch.Size

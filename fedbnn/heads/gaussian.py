@@ -93,9 +93,7 @@ class ClassPosteriors:
 
 @dataclass
 class SufficientStatistics:
-    """The statistics of a round, summed over clients: order and splitting of clients change
-    nothing.
-    """
+    """The statistics of a round, summed over clients in any order and splitting."""
 
     count: Tensor
     sum: Tensor
@@ -104,9 +102,7 @@ class SufficientStatistics:
     cross: Tensor
 
     def drift_map(self, ridge: float) -> Tensor:
-        """W with (A + r I) W = B + r [I; 0], r = ridge * mean diagonal of A; identity without
-        data.
-        """
+        """(A + r I) W = B + r [I; 0], r = ridge * mean diagonal of A; identity without data."""
         width = len(self.before) - 1
         identity = torch.eye(width + 1, dtype=torch.float64)
         strength = ridge * self.before.diagonal().mean()

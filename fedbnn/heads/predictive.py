@@ -87,9 +87,7 @@ class Discriminant:
 
 
 class Predictor:
-    """A state made ready to score images; `classes` are those with a trained row, in column
-    order.
-    """
+    """A state made ready to score images; `classes` have a trained row, in column order."""
 
     def __init__(
         self,
@@ -124,9 +122,7 @@ class Predictor:
             )
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
-        """Scores of one draw: of the prototypes, or of the class posteriors with a share of
-        theirs.
-        """
+        """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs."""
         if self._discriminant is None:
             logits: Tensor = functional_call(self._network, draw, (batch,))
             return logits
@@ -148,9 +144,7 @@ def _discriminant(state: State, rows: Tensor, head: Head) -> Discriminant | None
 
 
 def _draws(state: State, rows: Tensor, samples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """w_s = m + s * noise, the same noise for the same seed; the means alone without a
-    posterior.
-    """
+    """w_s = m + s * noise, the same for the same seed; without a posterior the means alone."""
     backbone, prototypes = state["backbone"], state["prototypes"][rows].contiguous()
     if not state.bayesian or not samples:
         return [(backbone, prototypes)]

@@ -16,9 +16,7 @@ def empty(width: int) -> dict[str, Tensor]:
 
 
 def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
-    """Add rows for classes not met before: mean 0 everywhere, with the initial scale once
-    Bayesian.
-    """
+    """Add rows for classes not met before: mean 0, with the initial scale once Bayesian."""
     new = tuple(sorted(set(classes) - set(state.classes)))
     if not new:
         return state

@@ -133,9 +133,7 @@ class Method:
         return None
 
     def stream(self, stream: Stream) -> Stream:
-        """Who takes part with which images: the clients of the stream, unless a bound changes
-        that.
-        """
+        """Who takes part with which images: as in the stream, unless a bound changes that."""
         return stream
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
@@ -151,17 +149,13 @@ class Method:
         return sent
 
     def softmax(self, state: State, held: tuple[str, ...]) -> tuple[str, ...]:
-        """Classes of a client's softmax: those it holds; with `scope: seen` all trained ones
-        behind.
-        """
+        """Classes of a client's softmax: those it holds, then with `scope: seen` all trained ones."""
         if self.scope == "local":
             return held
         return held + tuple(name for name in prototypes.trained(state) if name not in held)
 
     def prototype_scale(self, state: State) -> float | None:
-        """Initial scale of a new prototype where weights have a posterior; None where they are
-        points.
-        """
+        """Initial scale of a new prototype, where weights have a posterior; else None."""
         return None
 
     def aggregator(self, state: State) -> Aggregator:

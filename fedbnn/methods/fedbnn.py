@@ -79,9 +79,7 @@ class FedBNN(Method):
             raise ConfigError(what, "method.server_lr", fix)
 
     def prototype_scale(self, state: State) -> float | None:
-        """Initial scale of a prototype: gain / sqrt(features + 1), once weights have a
-        posterior.
-        """
+        """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
         if not state.bayesian:
             return None
         return self._prototype_scale(state["prototypes"].shape[1])
@@ -115,9 +113,7 @@ class FedBNN(Method):
         )
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
-        """L <- L_init + gamma (L - L_init), with the mean kept; only prototypes that were
-        trained.
-        """
+        """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those that were trained."""
         if not state.bayesian or self.retention == 1:
             return state
         kept = {}
@@ -154,9 +150,7 @@ class FactorAggregator(Aggregator):
         return spec | self.rows(state, len(classes), *names)
 
     def defect(self, state: State, update: Update) -> str | None:
-        """A factor must leave the client's own posterior a positive precision, rows a usual
-        length.
-        """
+        """A factor must leave its posterior a positive precision, and rows a usual length."""
         left = _share_left(update.tensors["backbone.precision"], state["backbone.scale"])
         if left.amin() <= ROUNDING:
             return "the precision of backbone is not positive"
@@ -187,9 +181,7 @@ def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:
 
 
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
-    """Precisions not positive, or a mean m = m_0 + (de - dL m_0) / (L_0 + dL) far longer than
-    usual.
-    """
+    """A precision not positive, or a mean m_0 + (de - dL m_0) / (L_0 + dL) longer than usual."""
     index = state.index(update.classes)
     precision, info = (update.tensors[f"prototypes.{name}"] for name in ("precision", "info"))
     loc, scale = state["prototypes"][index], state["prototypes.scale"][index]

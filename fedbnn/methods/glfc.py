@@ -174,9 +174,7 @@ def features_of(backbone: nn.Module, images: ImageSet) -> Tensor:
 
 
 def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:
-    """(normalised entropy, 1 for a transition, prototype loss) of the global model on the round's
-    images.
-    """
+    """(entropy, 1 for a transition, prototype loss) of the global model on the round's images."""
     state, images = assignment.instruction.state, assignment.images
     shown = images.subset(torch.arange(len(images) - assignment.replayed))
     classes = tuple(shown.counts())
@@ -201,9 +199,7 @@ def prototypes(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def compensation(probability: Tensor, old: Tensor) -> Tensor:
-    """g_i / mean of g over its group, g_i = 1 - p(y_i | x_i): their mean is 1 over new and over
-    old.
-    """
+    """g_i / mean of g over its group (old or new), with g_i = 1 - p(y_i | x_i)."""
     gap = (1 - probability.detach()).clamp_min(torch.finfo(probability.dtype).eps)
     weights = torch.empty_like(gap)
     for group in (old, ~old):

@@ -132,7 +132,5 @@ class OldColumns:
         self.outside = state["prototypes"][state.index(outside)]
 
     def student(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The student's scores in the teacher's order: of the rows it trains, then those
-        outside.
-        """
+        """The student's scores in the teacher's order: rows it trains, then those outside."""
         return torch.cat([logits[:, self.inside], linear(features, self.outside)], 1)

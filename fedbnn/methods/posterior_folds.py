@@ -1,6 +1,4 @@
-"""Four ways to make one posterior of many, all as running sums in float64 (formulas in
-`fedbnn.methods.fedbnn`).
-"""
+"""Three ways to make one posterior of many, as running sums; formulas in `fedbnn.methods.fedbnn`."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -37,9 +35,7 @@ class Rule(Protocol):
 
 
 def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
-    """Prior times factor; precisions below `floor` times the prior's are lifted there, and
-    counted.
-    """
+    """Prior times factor; precisions below `floor` of the prior's are lifted there, and counted."""
     posterior = prior.moved(factor, floor)
     low = int((prior.precision + factor.precision < floor * prior.precision).sum())
     if low:
@@ -67,9 +63,7 @@ class Scaled(BySamples):
         return factor.precision, factor.info
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """q_0 times a power of the weighted geometric mean of the factors; a density up to p =
-        1.
-        """
+        """q_0 times the weighted geometric mean of the factors to the power p: a density if p <= 1."""
         factor = Gaussian(first / total, second / total) ** self.server_lr
         if self.server_lr > 1:
             return lifted(prior, factor, self.floor)
@@ -188,9 +182,7 @@ class PosteriorFold:
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in, its factors raised to the power `trust`; without data it is
-        neutral.
-        """
+        """Fold one update in, its factors to the power `trust`; without data it is neutral."""
         if not update.samples:
             return
         whole = torch.tensor([update.samples], dtype=torch.float64)
