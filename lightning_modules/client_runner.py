@@ -116,7 +116,7 @@ class ClientRunner:
         return Assembly(holder, self.method.softmax(holder, held), len(held))
 
     def _own(self, assignment: Assignment) -> State:
-        """The client's own prototypes (a posterior if the backbone is) with rows for its classes."""
+        """The client's own prototypes, a posterior if the backbone is, with rows for its classes."""
         width = int(self.backbone.width)  # type: ignore[arg-type]
         own = assignment.private or State(prototypes.empty(width))
         wide = assignment.instruction.state.having({"prototypes": own["prototypes"]})

@@ -24,12 +24,7 @@ class Preset:
     head: str = "linear"
 
 
-PRINTED: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "scale_gain": 0.05,
-    "scale_constant": True,
-    "scale_lr": 1.0,
-}
+PRINTED = {"temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
 """What the paper prints or its released code has, where ours differs."""
 PRODUCT = {"fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
 RELEASED = {"fold_by": "moments", "kl_per": "weights"}

@@ -7,13 +7,12 @@
     state    none;  floats per weight: 2 down, 2 up
 
 The first `r_init` rounds are FedAvg on the same network (SNN initialisation); then means are the
-weights and scales the initial ones. Four folds, with L_k, e_k the natural parameters of client k,
+weights and scales the initial ones. Three folds, with L_k, e_k the natural parameters of client k,
 w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
     scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
     product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
-    mean      m = sum w_k m_k,  log s = sum w_k log s_k
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
@@ -33,7 +32,7 @@ from fedbnn.heads import prototypes
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import ROUNDING, Aggregator, Fold, Spec, influence_of_factor
 from fedbnn.methods.base import Method
-from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
+from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold, Rule
 from fedbnn.state import State
 
 LONGEST = 20.0
@@ -61,7 +60,7 @@ class FedBNN(Method):
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
-    fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
+    fold_by: Literal["scaled", "product", "moments"] = "scaled"
     server_lr: Positive = 1.0
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
@@ -80,19 +79,18 @@ class FedBNN(Method):
 
     def prototype_scale(self, state: State) -> float | None:
         """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
-        if not state.bayesian:
-            return None
-        return self._prototype_scale(state["prototypes"].shape[1])
+        return self._row_scale(state) if state.bayesian else None
 
-    def _prototype_scale(self, width: int) -> float:
-        return self.scale_gain if self.scale_constant else self.scale_gain * width**-0.5
+    def _row_scale(self, state: State) -> float:
+        width = 1 if self.scale_constant else state["prototypes"].shape[1]
+        return float(self.scale_gain * width**-0.5)
 
     def initial(self, state: State, layout: Layout) -> dict[str, Tensor]:
         """The scales of a posterior that has seen nothing."""
         scales = {"backbone.scale": layout.initial_scale(self.scale_gain, self.scale_constant)}
         if "prototypes" in state:
-            rows = state["prototypes"]
-            scales["prototypes.scale"] = torch.full_like(rows, self._prototype_scale(rows.shape[1]))
+            rows = torch.full_like(state["prototypes"], self._row_scale(state))
+            scales["prototypes.scale"] = rows
         return scales
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
@@ -107,13 +105,11 @@ class FedBNN(Method):
         """FedAvg's exchange in the first rounds, then factors."""
         if not state.bayesian:
             return super().aggregator(state)
-        shares = self.shares_prototypes
-        return FactorAggregator(
-            shares_prototypes=shares, fold_by=self.fold_by, server_lr=self.server_lr
-        )
+        rule = FOLDS[self.fold_by](self.server_lr)
+        return FactorAggregator(shares_prototypes=self.shares_prototypes, rule=rule)
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
-        """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those that were trained."""
+        """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those trained."""
         if not state.bayesian or self.retention == 1:
             return state
         kept = {}
@@ -121,33 +117,30 @@ class FedBNN(Method):
             first, now = scale.double().pow(-2), state[name].double().pow(-2)
             kept[name] = (first + self.retention * (now - first)).rsqrt().float()
         if "prototypes.scale" in kept:
-            trained = _trained(before, state)[:, None]
-            rows = torch.where(trained, kept["prototypes.scale"], state["prototypes.scale"])
+            met = state["prototypes.samples"].clone()
+            met[: len(before.classes)] -= before["prototypes.samples"]
+            rows = torch.where(
+                met[:, None] > 0, kept["prototypes.scale"], state["prototypes.scale"]
+            )
             kept["prototypes.scale"] = rows
         return state.having(kept)
-
-
-def _trained(before: State, state: State) -> Tensor:
-    """Which prototypes met images between two states."""
-    earlier = state["prototypes.samples"].clone().zero_()
-    earlier[: len(before.classes)] = before["prototypes.samples"]
-    return state["prototypes.samples"] > earlier
 
 
 @dataclass(frozen=True)
 class FactorAggregator(Aggregator):
     """Posteriors down, likelihood factors up, their product."""
 
-    fold_by: str = field(default="scaled", kw_only=True)
-    server_lr: float = field(default=1.0, kw_only=True)
+    rule: Rule = field(kw_only=True)
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
-        shape = tuple(state["backbone.scale"].shape)
-        spec: Spec = {f"backbone.{name}": (shape, torch.float32) for name in ("precision", "info")}
-        spec["buffers"] = (tuple(state["buffers"].shape), torch.float32)
-        names = ("prototypes.precision", "prototypes.info")
-        return spec | self.rows(state, len(classes), *names)
+        shapes = {
+            "backbone.precision": "backbone",
+            "backbone.info": "backbone",
+            "buffers": "buffers",
+        }
+        spec = {name: (tuple(state[of].shape), torch.float32) for name, of in shapes.items()}
+        return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""
@@ -167,12 +160,11 @@ class FactorAggregator(Aggregator):
         if not update.counts:
             return {}
         scales = state["prototypes.scale"][state.index(update.classes)]
-        lengths = scales.square().reciprocal_().norm(dim=1).tolist()
-        return {"prototypes.precision": lengths}
+        return {"prototypes.precision": scales.square().reciprocal_().norm(dim=1).tolist()}
 
     def fold(self, state: State) -> Fold:
         """The rule chosen."""
-        return PosteriorFold(state, FOLDS[self.fold_by](self.server_lr))
+        return PosteriorFold(state, self.rule)
 
 
 def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:

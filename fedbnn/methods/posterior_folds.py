@@ -1,9 +1,9 @@
-"""Three ways to make one posterior of many, as running sums; formulas in `fedbnn.methods.fedbnn`."""
+"""Three ways to make one posterior of many, as running sums (formulas: `fedbnn.methods.fedbnn`)."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,69 +18,42 @@ Pair = tuple[Tensor, Tensor]
 STRETCH = 2**16
 
 
-class Rule(Protocol):
+@dataclass(frozen=True)
+class Rule(ABC):
     """A fold of Gaussians as two running sums: what to add for one client, and what they mean."""
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
-        """The two tensors of which the weighted sum is kept."""
-        ...
+    server_lr: float = 1.0
 
     def weight(self, samples: Tensor) -> Tensor:
-        """The weight of a client with this many images."""
-        ...
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """Location and scale, from the two sums and the sum of weights."""
-        ...
-
-
-def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
-    """Prior times factor; precisions below `floor` of the prior's are lifted there, and counted."""
-    posterior = prior.moved(factor, floor)
-    low = int((prior.precision + factor.precision < floor * prior.precision).sum())
-    if low:
-        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
-    return posterior.loc, posterior.scale
-
-
-class BySamples:
-    """Clients count by their images."""
-
-    def weight(self, samples: Tensor) -> Tensor:
-        """n_k."""
+        """Clients count by their images, n_k."""
         return samples
 
-
-@dataclass(frozen=True)
-class Scaled(BySamples):
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays."""
-
-    server_lr: float = 1.0
-    floor: float = 0.5
-
     def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
-        """The factor itself: sum w_k L_k = L_0 + sum w_k dL_k."""
+        """The two tensors of which the weighted sum is kept: the factor itself."""
         return factor.precision, factor.info
 
+    @abstractmethod
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """q_0 times the weighted geometric mean of the factors to the power p: a density if p <= 1."""
+        """Location and scale, from the two sums and the sum of weights."""
+
+
+class Scaled(Rule):
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+
+    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1.
+    """
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """sum w_k L_k = L_0 + sum w_k dL_k."""
         factor = Gaussian(first / total, second / total) ** self.server_lr
         if self.server_lr > 1:
-            return lifted(prior, factor, self.floor)
+            return lifted(prior, factor, floor=0.5)
         folded = prior * factor
         return folded.loc, folded.scale
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(Rule):
     """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
-
-    server_lr: float = 1.0
-    floor: float = 0.1
-
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
-        """The factor itself."""
-        return factor.precision, factor.info
 
     def weight(self, samples: Tensor) -> Tensor:
         """Every client with images counts once: its factor already knows how many it saw."""
@@ -88,10 +61,10 @@ class Product:
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """q_0 times the product of the factors to the power p."""
-        return lifted(prior, Gaussian(first, second) ** self.server_lr, self.floor)
+        return lifted(prior, Gaussian(first, second) ** self.server_lr, floor=0.1)
 
 
-class MatchMoments(BySamples):
+class Moments(Rule):
     """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
@@ -106,25 +79,16 @@ class MatchMoments(BySamples):
         return prior.loc + shift, (second / total - shift.square()).sqrt()
 
 
-class MeanOfParameters(BySamples):
-    """m = sum w_k m_k, log s = sum w_k log s_k."""
-
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
-        """Mean and logarithm of the scale."""
-        client = prior * factor
-        return client.loc, client.scale.log()
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """The means of both."""
-        return first / total, (second / total).exp()
+FOLDS: Mapping[str, type[Rule]] = {"scaled": Scaled, "product": Product, "moments": Moments}
 
 
-FOLDS: Mapping[str, Callable[[float], Rule]] = {
-    "scaled": Scaled,
-    "product": Product,
-    "moments": lambda _: MatchMoments(),
-    "mean": lambda _: MeanOfParameters(),
-}
+def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
+    """Prior times factor; precisions below `floor` of the prior's are lifted there, and counted."""
+    posterior = prior.moved(factor, floor)
+    low = int((prior.precision + factor.precision < floor * prior.precision).sum())
+    if low:
+        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
+    return posterior.loc, posterior.scale
 
 
 class GaussianSums:
