@@ -29,12 +29,6 @@ class Gaussian:
         precision = scale.double().pow(-2)
         return cls(precision, precision * loc.double())
 
-    @classmethod
-    def neutral(cls, like: Tensor) -> "Gaussian":
-        """The factor that says nothing: L = 0, e = 0."""
-        zero = torch.zeros_like(like, dtype=torch.float64)
-        return cls(zero, zero.clone())
-
     @property
     def loc(self) -> Tensor:
         """m = e / L."""

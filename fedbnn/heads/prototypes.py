@@ -20,12 +20,9 @@ def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
     new = tuple(sorted(set(classes) - set(state.classes)))
     if not new:
         return state
-    count = len(state.classes) + len(new)
-    samples = torch.zeros(len(new), dtype=torch.float64)
-    grown = {
-        "prototypes": padded(state["prototypes"], count),
-        "prototypes.samples": torch.cat([state["prototypes.samples"], samples]),
-    }
+    count, samples = len(state.classes) + len(new), state["prototypes.samples"]
+    grown = {"prototypes": padded(state["prototypes"], count)}
+    grown["prototypes.samples"] = torch.cat([samples, samples.new_zeros(len(new))])
     if "prototypes.scale" in state and scale is not None:
         grown["prototypes.scale"] = padded(state["prototypes.scale"], count, scale)
     larger = state.having(grown)
@@ -60,11 +57,9 @@ def scattered(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The rows of a client's classifier in the order of `classes`; its own `held` classes come
-    first.
+    """The rows of a client's classifier by `classes`; its own `held` classes come first.
 
-    `holder` is the state they come from: the server's, or the client's own where prototypes stay at
-    home.
+    They come from the `holder`: the server's state, or the client's where prototypes stay at home.
     """
 
     holder: State

@@ -6,9 +6,8 @@ from typing import Any
 
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Joint, Local
-from fedbnn.methods.fedavg import FedAvg
+from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.methods.fedprox import FedProx
 from fedbnn.methods.glfc import FCIL
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF

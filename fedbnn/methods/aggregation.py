@@ -65,7 +65,7 @@ class Aggregator:
         return influence_of_point(state["backbone"], update.tensors["backbone"])
 
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
-        """By tensor, how long the update's rows are already, where rows grow; nothing for points."""
+        """How long the update's rows are already, by tensor, where rows grow; none for points."""
         return {}
 
     def fold(self, state: State) -> Fold:

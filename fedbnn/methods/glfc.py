@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.config.ranges import Count, Positive, UnitInterval
+from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
@@ -42,7 +43,7 @@ from fedbnn.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS = "fcil.signals"
-MAJORITY, BATCH = 0.5, 500
+MAJORITY = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,16 +110,6 @@ def herding(features: Tensor, count: int) -> Tensor:
         chosen.append(int(distances.argmin()))
         total = total + unit[chosen[-1]]
     return torch.tensor(chosen, dtype=torch.long)
-
-
-def features_of(backbone: nn.Module, images: ImageSet) -> Tensor:
-    """Features of images without augmentation, in eval mode; the backbone is left as it was."""
-    training = backbone.training
-    backbone.eval()
-    with torch.no_grad():
-        features = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
-    backbone.train(training)
-    return features
 
 
 def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:

@@ -10,8 +10,8 @@ from fedbnn.heads import HEADS
 from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import METHODS, Method, fedprox
 from fedbnn.methods.aggregation import TRAIN, Aggregator
+from fedbnn.methods.fedavg import FedProx
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.methods.fedprox import FedProx
 
 
 def method_of(name: str) -> Method:
