@@ -30,6 +30,7 @@ from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 BATCH = 500
 
@@ -112,9 +113,7 @@ def without_posteriors(state: State) -> State:
     return state.only(*(name for name in state.tensors if not name.startswith("posteriors.")))
 
 
-def measure(
-    backbone: nn.Module, layout: Layout, state: State, images: ImageSet
-) -> dict[str, Tensor]:
+def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet) -> Tensors:
     """A client's statistics: features under the old and the new backbone, no augmentation."""
     classes = tuple(images.counts())
     labels = images.among(classes).labels

@@ -40,19 +40,14 @@ def padded(rows: Tensor, count: int, value: float = 0.0) -> Tensor:
     return torch.cat([rows, rows.new_full((count - len(rows), rows.shape[1]), value)])
 
 
-def gathered(state: State, name: str, classes: tuple[str, ...], width: int | None = None) -> Tensor:
-    """The rows of these classes, 0 for unknown ones; `width` where the state may have no rows."""
+def gathered(state: State, name: str, classes: tuple[str, ...]) -> Tensor:
+    """The rows of these classes, 0 for unknown ones."""
     known = tuple(one for one in classes if one in state.classes)
-    found = torch.zeros(len(classes), state[name].shape[1] if width is None else width)
+    found = torch.zeros(len(classes), state[name].shape[1])
     if known:
         places = torch.tensor([classes.index(one) for one in known])
         found[places] = state[name][state.index(known)]
     return found
-
-
-def scattered(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """A copy of the rows with some of them replaced."""
-    return rows.clone().index_copy_(0, index, values)
 
 
 @dataclass(frozen=True)
@@ -90,5 +85,5 @@ class Assembly:
         """The holder with its trained rows put back and the images behind them counted."""
         samples = self.holder["prototypes.samples"].clone()
         samples[self.index[: self.held]] += torch.tensor(list(counts), dtype=torch.float64)
-        back = {name: scattered(self.holder[name], self.index, row) for name, row in rows.items()}
+        back = {n: self.holder[n].index_copy(0, self.index, row) for n, row in rows.items()}
         return self.holder.having({**back, "prototypes.samples": samples})

@@ -74,8 +74,7 @@ class ImportanceMethod(Method, ABC):
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
         """Importance 0 for new prototypes."""
         grown = super().prepare(state, round, classes, layout)
-        names = [f"{kind}.prototypes" for kind in ("importance", "anchor")]
-        known = [name for name in names if name in state]
+        known = [n for n in ("importance.prototypes", "anchor.prototypes") if n in state]
         return grown.having({name: padded(state[name], len(grown.classes)) for name in known})
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
@@ -83,11 +82,10 @@ class ImportanceMethod(Method, ABC):
         state = assignment.instruction.state
         if "anchor.backbone" not in state:
             return LocalObjective()
-        columns = self.softmax(state, assignment.classes)
+        columns, named = self.softmax(state, assignment.classes), assignment.layout.by_parameter
         importance, anchor = (
-            assignment.layout.by_parameter(state[f"{kind}.backbone"], rows)
+            named(state[f"{kind}.backbone"], gathered(state, f"{kind}.prototypes", columns))
             for kind in ("importance", "anchor")
-            for rows in [gathered(state, f"{kind}.prototypes", columns)]
         )
         strength = self.factor * self.strength
         return Penalty({name: (strength * importance[name], anchor[name]) for name in anchor})
