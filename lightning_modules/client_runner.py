@@ -1,6 +1,4 @@
-"""All that happens on a client: read the instruction, train on the round's data, answer with an
-update.
-"""
+"""All that happens on a client: read the instruction, train, answer with an update."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,9 +25,7 @@ from lightning_modules.svi_client import PosteriorFit
 
 
 class ClientRunner:
-    """The clients of one process: it keeps one network (and one Pyro model) and swaps weights
-    in.
-    """
+    """The clients of one process: one network (and one Pyro model), weights are swapped in."""
 
     def __init__(
         self,
@@ -63,9 +59,7 @@ class ClientRunner:
         return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds)
 
     def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
-        """The instruction and its digest, read once for all clients that were sent the same
-        bytes.
-        """
+        """Instruction and digest, read once for all clients that were sent the same bytes."""
         if self._read is None or self._read[0] is not payload:
             self._read = payload, FitInstruction.from_bytes(payload), content_digest(payload)
         return self._read[1:]
@@ -75,16 +69,13 @@ class ClientRunner:
     ) -> tuple[Assignment, Any]:
         """What one client trains on, and from where; its data as a Lightning data module."""
         data = self.stream.at(instruction.round, client, self.local.batch_size)
-        remembered, images = State.from_bytes(private) if private else None, data.images
-        shown = len(images)
-        if self.method.replay is not None:
-            images = self.method.replay.images(images, remembered)
-        counts = images.counts()
-        if not counts:
+        remembered, replay = State.from_bytes(private) if private else None, self.method.replay
+        images = replay.images(data.images, remembered) if replay else data.images
+        if not (held := tuple(images.counts())):
             raise ClientFailed("has no data this round")
         begun = replace(instruction, state=self.method.begins(instruction.state, remembered))
-        replayed = len(images) - shown
-        parts = (begun, self.layout, client, tuple(counts), images, remembered, replayed)
+        replayed = len(images) - len(data.images)
+        parts = (begun, self.layout, client, held, images, remembered, replayed)
         return Assignment(*parts), data
 
     def train(self, assignment: Assignment, data: Any) -> Answer:
@@ -92,14 +83,14 @@ class ClientRunner:
         assembly = self._assembled(assignment)
         network = self.layout.classifier(self.backbone, assembly.rows)
         labelled = data.with_images(assignment.images.among(assembly.classes))
-        parts = (assembly, network, labelled, self.method, self.local, self.trainer)
-        fit = Fit(assignment, *parts)
+        settings = (self.method, self.local, self.trainer)
+        fit = Fit(assignment, assembly, network, labelled, *settings)
         if not assignment.instruction.state.bayesian:
             return fit_points(fit)
         assert isinstance(self.method, FedBNN)
         if self.posterior is None:
-            shape = self.stream.image_shape
-            self.posterior = PosteriorFit(self.backbone, self.layout, self.method, shape)
+            parts = (self.backbone, self.layout, self.method, self.stream.image_shape)
+            self.posterior = PosteriorFit(*parts)
         return self.posterior.fit(fit)
 
     def measure(self, assignment: Assignment) -> Answer:
@@ -108,10 +99,9 @@ class ClientRunner:
         if assignment.instruction.exchange == gaussian.EXCHANGE:
             found = gaussian.measure(self.backbone, self.layout, state, assignment.images)
         else:
-            assert self.method.consolidation is not None
             network = self.layout.classifier(self.backbone, self._assembled(assignment).rows)
-            consolidation = self.method.consolidation
-            found = consolidation.measure(assignment, network.eval())
+            assert self.method.consolidation is not None
+            found = self.method.consolidation.measure(assignment, network.eval())
         return Answer(found, None, perf_counter() - began)
 
     def _assembled(self, assignment: Assignment) -> Assembly:
@@ -122,9 +112,7 @@ class ClientRunner:
         return Assembly(holder, self.method.softmax(holder, held), len(held))
 
     def _own(self, assignment: Assignment) -> State:
-        """The client's own prototypes, a posterior when the backbone is one, with rows for its
-        classes.
-        """
+        """The client's own prototypes (a posterior where the backbone is one), for its classes."""
         width = int(self.backbone.width)  # type: ignore[arg-type]
         own = assignment.private or State(prototypes.empty(width))
         wide = assignment.instruction.state.having({"prototypes": own["prototypes"]})

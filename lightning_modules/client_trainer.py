@@ -1,13 +1,10 @@
-"""How a client trains: the `client:` and `trainer:` sections of a configuration, and one Trainer a
-fit.
-"""
+"""How a client trains: the `client:` and `trainer:` sections, and one Trainer a fit."""
 
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -50,9 +47,10 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_REFUSED: Mapping[str, str] = {
-    "max_epochs": "passes over a client's images are client.epochs",
-    "min_epochs": "passes over a client's images are client.epochs",
+_REFUSED = {
+    **dict.fromkeys(
+        ("max_epochs", "min_epochs"), "passes over a client's images are client.epochs"
+    ),
     "num_nodes": "a client trains on one machine; give other machines clients of their own",
 }
 _RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
@@ -70,22 +68,20 @@ _CHATTER = (
 class ClientTrainer:
     """Fits one module after the other; `options` are Lightning's own, given to every Trainer.
 
-    Loggers and callbacks are named by `class_path` and `init_args`; they are made once and see the
-    fits of all clients of the process. Options that mean nothing for a client are refused by name.
+    Loggers and callbacks see the fits of all clients of the process. Several devices fork from it:
+    restarting the script would play every round twice. What means nothing for a client is refused.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        for name, fix in _REFUSED.items():
-            if name in options:
-                raise ConfigError(
-                    f"trainer.{name} is not a client's to set", f"trainer.{name}", fix
-                )
+        for name in _REFUSED.keys() & options.keys():
+            what = f"trainer.{name} is not a client's to set"
+            raise ConfigError(what, f"trainer.{name}", _REFUSED[name])
         if options.get("strategy") in _RESTARTING:
             fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
             what = f"a client cannot train with strategy {options['strategy']}"
             raise ConfigError(what, "trainer.strategy", fix)
-        made = {name: _built(value, f"trainer.{name}") for name, value in options.items()}
-        self._options = {**_LEAN, **_side_by_side(options), **made}
+        alone = options.get("devices", 1) in (1, "1", "auto")
+        self._options = {**_LEAN, **({} if alone else {"strategy": "ddp_fork"}), **options}
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
         try:
             self._made(1)
@@ -125,26 +121,3 @@ def _quiet() -> Iterator[None]:
         for text in _CHATTER:
             warnings.filterwarnings("ignore", text)
         yield
-
-
-def _side_by_side(options: Mapping[str, Any]) -> dict[str, str]:
-    """Several devices fork from this process: restarting the script would play every round
-    twice.
-    """
-    alone = options.get("devices", 1) in (1, "1", "auto")
-    return {} if alone else {"strategy": "ddp_fork"}
-
-
-def _built(value: Any, where: str) -> Any:
-    """The value, with every `{class_path, init_args}` in it made an object."""
-    if isinstance(value, list):
-        return [_built(part, where) for part in value]
-    if not isinstance(value, Mapping) or "class_path" not in value:
-        return value
-    module, _, name = str(value["class_path"]).rpartition(".")
-    try:
-        made = getattr(import_module(module), name)
-        return made(**{key: _built(v, where) for key, v in value.get("init_args", {}).items()})
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        what = f"{value['class_path']} cannot be made: {error}"
-        raise ConfigError(what, where, "give class_path: package.Class and init_args") from error

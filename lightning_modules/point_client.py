@@ -9,6 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
@@ -55,7 +56,7 @@ class ClientModule(pl.LightningModule, ABC):
         loss.backward(*args, **kwargs)
         self.seconds += perf_counter() - began
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Gradients are there: let the method change them, then start the clock of the step."""
         self.correct()
         self._step_began = perf_counter()
@@ -71,26 +72,16 @@ class ClientModule(pl.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
-        if len(batch[1]) == 1:
-            self._batch_norm(training=False)
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Batches after a lone image have statistics again."""
-        if len(batch[1]) == 1:
-            self._batch_norm(training=True)
-
-    def _batch_norm(self, training: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-                module.train(training)
+                module.train(len(batch[1]) > 1)
 
     def on_train_epoch_end(self) -> None:
         """The loss must have been a number, and one that a fit can have."""
         worst = float(self.worst)
         if not worst < LARGEST:
-            raise FloatingPointError(
-                f"diverged: the loss is {worst} in epoch {self.current_epoch + 1}"
-            )
+            epoch = self.current_epoch + 1
+            raise FloatingPointError(f"diverged: the loss is {worst} in epoch {epoch}")
 
     def get_extra_state(self) -> Tensor:
         """Clock and steps travel with the weights: they come back from other ranks' processes."""
@@ -101,9 +92,7 @@ class ClientModule(pl.LightningModule, ABC):
         self.seconds, self.steps = float(state[0]), int(state[1])
 
 
-def optimizer(
-    kind: str, groups: Iterable[Any], lr: float, momentum: float = 0.0
-) -> torch.optim.Optimizer:
+def optimizer(kind: str, groups: Iterable[Any], lr: float, momentum: float = 0.0) -> Optimizer:
     """Adam or SGD, fused."""
     if kind == "adam":
         return torch.optim.Adam(groups, lr, fused=True)
@@ -129,7 +118,7 @@ class PointClient(ClientModule):
         """Let the method change the gradients (penalties, control variates)."""
         self.terms.correct(self.network, self.lr)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Optimizer:
         """One fresh optimiser: nothing of it lives longer than the round."""
         return optimizer(self.kind, self.network.parameters(), self.lr, self.momentum)
 
@@ -154,7 +143,7 @@ class WarmUp(ClientModule):
             assert parameter.grad is not None
             parameter.grad[self.frozen] = 0
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Optimizer:
         """Adam on the prototypes alone."""
         return optimizer("adam", self.network.head.parameters(), self.lr)
 
@@ -172,7 +161,7 @@ class Answer:
 class Fit:
     """One client ready to train: its classifier on the backbone it was sent, and its data.
 
-    `data` are the client's images with labels that number the classes of the `assembly`.
+    The labels of `data` number the classes of the `assembly`.
     """
 
     assignment: Assignment
@@ -184,9 +173,7 @@ class Fit:
     trainer: ClientTrainer
 
     def warm_up(self) -> float:
-        """Fit fresh prototypes, the backbone and its batch statistics frozen; the seconds it
-        took.
-        """
+        """Fit fresh prototypes with all else frozen, batch statistics too; the seconds it took."""
         fresh, epochs = self.assembly.fresh, self.local.warmup_epochs
         if not epochs or not bool(fresh.any()):
             return 0.0

@@ -1,6 +1,4 @@
-"""A client whose weights are a posterior: local variational inference from the prior it was
-sent.
-"""
+"""A client whose weights are a posterior: variational inference from the prior it was sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +21,8 @@ from lightning_modules.point_client import Answer, ClientModule, Fit, optimizer
 class Start:
     """Where local inference begins: the prior over the flat vector, and the means of the guide.
 
-    They differ only in prototypes that were warmed up: their prior is the one before, else data
-    count twice.
+    They differ in prototypes that were warmed up: their prior is the one before, so that no image
+    counts twice.
     """
 
     loc: Tensor
@@ -77,9 +75,8 @@ def kl_weights(
     """
     images, size = sum(counts.values()), backbone + len(counts) * width
     if method.kl_per != "round":
-        return torch.full(
-            (size,), method.temperature / (images if method.kl_per == "client" else size)
-        )
+        share = images if method.kl_per == "client" else size
+        return torch.full((size,), method.temperature / share)
     rows = [
         count / (images * sent.class_totals.get(name, count)) if count else 1 / sent.total
         for name, count in counts.items()
@@ -92,16 +89,12 @@ class PosteriorFit:
     """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        layout: Layout,
-        method: FedBNN,
-        image_shape: tuple[int, int, int],
+        self, backbone: nn.Module, layout: Layout, method: FedBNN, shape: tuple[int, int, int]
     ) -> None:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
             self.model = BayesianModel(backbone, layout, method.function_prior)
-            self.guide = guide_for(self.model, image_shape)
+            self.guide = guide_for(self.model, shape)
 
     def fit(self, fit: Fit) -> Answer:
         """Warm new prototypes up, infer the posterior, and divide the prior out."""
@@ -122,9 +115,8 @@ class PosteriorFit:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
         state, assembly = fit.assignment.instruction.state, fit.assembly
         warmed = self.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
-        loc, guide_loc = (
-            torch.cat([state["backbone"], rows.reshape(-1)]) for rows in (assembly.rows, warmed)
-        )
+        loc = torch.cat([state["backbone"], assembly.rows.reshape(-1)])
+        guide_loc = torch.cat([state["backbone"], warmed.reshape(-1)])
         scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
         return Start(loc, scale, guide_loc)
 

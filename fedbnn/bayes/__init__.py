@@ -1,3 +1,1 @@
-"""The Bayesian neural network: Gaussians, the flat layout of weights, the Pyro model and its
-ELBO.
-"""
+"""The Bayesian neural network: Gaussians, flat weights, the Pyro model and its ELBO."""

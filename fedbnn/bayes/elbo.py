@@ -1,5 +1,4 @@
-"""The negative ELBO of a mean-field posterior over all weights at once, as fast as hand-written
-torch.
+"""The negative ELBO of a mean-field posterior over all weights at once, fast.
 
     -ELBO / n = -1/n sum_i log p(y_i | x_i, w) + sum_j c_j KL_j(q || p),      w ~ q
 
@@ -8,7 +7,6 @@ make their gradients where the terms are at hand. Stock `TraceMeanField_ELBO` is
 in the tests.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyro.distributions as dist
@@ -39,9 +37,7 @@ class Draw(torch.autograd.Function):
 
 
 class Weights(dist.Normal):
-    """N(loc, exp(log_scale)^2), which remembers its log scale: draws and KL differentiate in
-    that.
-    """
+    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale."""
 
     def __init__(self, loc: Tensor, log_scale: Tensor, scale: Tensor | None = None) -> None:
         self.log_scale = log_scale
@@ -102,7 +98,9 @@ class ClosedFormELBO(ELBO):
     def differentiable_loss(self, model: Any, guide: Any, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""
         scored, _ = self._get_trace(model, guide, (images, labels), {})
-        misfit = torch.stack(list(_observed(scored))).sum().neg() / len(labels)
+        sites: list[Any] = [site for site in scored.nodes.values() if site.get("is_observed")]
+        logs = [site["fn"].log_prob(site["value"]).sum() for site in sites]
+        misfit = torch.stack(logs).sum().neg() / len(labels)
         kl = WeightedKL.apply(guide.loc, guide.log_scale, model.prior(), self.kl_weight)
         loss: Tensor = misfit + kl
         return loss
@@ -119,11 +117,3 @@ class ClosedFormELBO(ELBO):
         """The negative ELBO per image as a number."""
         with torch.no_grad():
             return self.differentiable_loss(model, guide, images, labels).item()
-
-
-def _observed(trace: poutine.Trace) -> Iterator[Tensor]:
-    """Log-probabilities of the observed sites of a trace."""
-    for site in trace.nodes.values():
-        if site["type"] == "sample" and site["is_observed"]:
-            likelihood: Any = site["fn"]
-            yield likelihood.log_prob(site["value"]).sum()

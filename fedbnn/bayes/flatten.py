@@ -6,7 +6,7 @@ maps both to the parameters of a module and back.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,14 +17,10 @@ from fedbnn.networks import Classifier
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter of the backbone: its name, shape, place in the vector, and its layer's
-    fan-in.
-    """
+    """One parameter of the backbone: its name, its shape, and its layer's fan-in."""
 
     name: str
     shape: torch.Size
-    start: int
-    stop: int
     fan_in: int
 
 
@@ -38,14 +34,14 @@ class Layout:
     @property
     def size(self) -> int:
         """Number of weights."""
-        return self.slots[-1].stop if self.slots else 0
+        return sum(slot.shape.numel() for slot in self.slots)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameters of the backbone by name, as views into the vector.
 
         One split, not a slice per slot: the gradient of a slice is a zero vector of full size.
         """
-        parts = vector.split([slot.stop - slot.start for slot in self.slots])
+        parts = vector.split([slot.shape.numel() for slot in self.slots])
         return {s.name: part.view(s.shape) for s, part in zip(self.slots, parts, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -91,24 +87,21 @@ class Layout:
     def initial_scale(self, gain: float, constant: bool = False) -> Tensor:
         """Initial posterior scale of each weight: gain / sqrt(fan_in) of its layer, or `gain`."""
         widths = [1.0 if constant else slot.fan_in**-0.5 for slot in self.slots]
-        sizes = torch.tensor([slot.stop - slot.start for slot in self.slots])
+        sizes = torch.tensor([slot.shape.numel() for slot in self.slots])
         return gain * torch.tensor(widths).repeat_interleave(sizes)
 
 
 def layout_of(backbone: nn.Module) -> Layout:
     """The layout of a backbone."""
-    slots, start = [], 0
+    slots: list[Slot] = []
     for prefix, module in backbone.named_modules():
-        own = list(module.named_parameters(prefix, recurse=False))
-        for name, parameter in own:
-            stop = start + parameter.numel()
-            slots.append(Slot(name, parameter.shape, start, stop, _fan_in([p for _, p in own])))
-            start = stop
+        own = dict(module.named_parameters(prefix, recurse=False))
+        slots += [Slot(name, weight.shape, _fan_in(own.values())) for name, weight in own.items()]
     buffers = [name for name, value in backbone.named_buffers() if value.is_floating_point()]
     return Layout(tuple(slots), tuple(buffers))
 
 
-def _fan_in(parameters: list[nn.Parameter]) -> int:
+def _fan_in(parameters: Collection[nn.Parameter]) -> int:
     """Inputs of one unit of a layer with these parameters; of a norm layer, its width."""
     matrices = [math.prod(p.shape[1:]) for p in parameters if p.dim() > 1]
     return max(matrices or [p.numel() for p in parameters])

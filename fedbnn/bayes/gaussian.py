@@ -29,12 +29,6 @@ class Gaussian:
         precision = scale.double().pow(-2)
         return cls(precision, precision * loc.double())
 
-    @classmethod
-    def neutral(cls, like: Tensor) -> "Gaussian":
-        """The factor that says nothing: L = 0, e = 0."""
-        zero = torch.zeros_like(like, dtype=torch.float64)
-        return cls(zero, zero.clone())
-
     @property
     def loc(self) -> Tensor:
         """m = e / L."""
@@ -58,9 +52,7 @@ class Gaussian:
         return Gaussian(self.precision[index], self.info[index])
 
     def kl(self, other: "Gaussian") -> Tensor:
-        """KL(self || other), summed: 1/2 sum(L_q / L_p - 1 - log(L_q / L_p) + L_q (m_p -
-        m_q)^2).
-        """
+        """KL = 1/2 sum(L_q / L_p - 1 - log(L_q / L_p) + L_q (m_p - m_q)^2) of self p, other q."""
         ratio = other.precision / self.precision
         distance = other.precision * (self.loc - other.loc).square()
         return 0.5 * (ratio - 1 - ratio.log() + distance).sum()

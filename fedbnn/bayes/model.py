@@ -17,8 +17,8 @@ which the server follows (`fedbnn.heads.gaussian`), but nothing that earlier cla
 from them.
 """
 
-from collections.abc import Mapping
 from copy import deepcopy
+from typing import cast
 
 import pyro
 import pyro.distributions as dist
@@ -67,8 +67,7 @@ class FunctionPrior(nn.Module):
             wanted = self.teacher.to(images.device, images.dtype)(images)
         misread = (features + self.reader(features) - wanted).square().sum()
         unit = wanted.square().sum(1).mean().clamp_min(SMALLEST)
-        density: Tensor = -self.weight * misread / unit
-        return density
+        return cast(Tensor, -self.weight * misread / unit)
 
 
 class FeatureClassifier(Classifier):
@@ -85,9 +84,8 @@ class BayesianModel(PyroModule):
 
     def __init__(self, backbone: nn.Module, layout: Layout, function_prior: float = 0.0) -> None:
         super().__init__()
-        self.function_prior = (
-            FunctionPrior(backbone, layout, function_prior) if function_prior else None
-        )
+        prior = FunctionPrior(backbone, layout, function_prior) if function_prior else None
+        self.function_prior = prior
         self.network = FeatureClassifier(backbone, 1)
         self.layout, self.features = layout, int(backbone.width)  # type: ignore[arg-type]
         self.moments = nn.Module()  # a plain module: its buffers are read without Pyro's handlers
@@ -95,12 +93,8 @@ class BayesianModel(PyroModule):
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Make N(loc, scale^2) the prior; copied, so that nothing outside shares its memory."""
-        scale = scale.detach().clone()
-        for name, value in {
-            "loc": loc.detach().clone(),
-            "scale": scale,
-            "log": scale.log(),
-        }.items():
+        loc, scale = loc.detach().clone(), scale.detach().clone()
+        for name, value in (("loc", loc), ("scale", scale), ("log", scale.log())):
             self.moments.register_buffer(name, value)
 
     def prior(self) -> Weights:
@@ -116,10 +110,8 @@ class BayesianModel(PyroModule):
         """Features and f(x; w)."""
         backbone, rows = flat.split([self.layout.size, len(flat) - self.layout.size])
         named = self.layout.by_parameter(backbone, rows.view(-1, self.features + 1))
-        found: tuple[Tensor, Tensor] = functional_call(
-            self.network, named, (images,), tie_weights=False
-        )
-        return found
+        found = functional_call(self.network, named, (images,), tie_weights=False)
+        return cast(tuple[Tensor, Tensor], found)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Draw w from the prior and the labels from the likelihood."""
@@ -175,16 +167,10 @@ class MeanFieldGuide(AutoNormal):
 
 def guide_for(model: BayesianModel, image_shape: tuple[int, int, int]) -> MeanFieldGuide:
     """A mean-field guide, set up by one prototype run in eval mode: batch norm must not see it."""
-    guide = MeanFieldGuide(model, init_loc_fn=_zeros)
+    guide = MeanFieldGuide(model, init_loc_fn=lambda site: torch.zeros_like(site["fn"].mean))
     was_training, size = model.network.training, model.layout.size + model.features + 1
     model.network.requires_grad_(False).eval()
     model.swap(torch.zeros(size), torch.ones(size))
     guide(torch.zeros(1, *image_shape), torch.zeros(1, dtype=torch.long))
     model.network.train(was_training)
     return guide
-
-
-def _zeros(site: Mapping[str, object]) -> Tensor:
-    """A start of its own memory; `swap` overwrites it."""
-    prior: Weights = site["fn"].base_dist  # type: ignore[attr-defined]
-    return torch.zeros_like(prior.loc)

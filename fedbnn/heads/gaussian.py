@@ -3,11 +3,9 @@
 Features of class c are N(m_c, S) with one covariance S for all; with a Normal-inverse-Wishart
 posterior the sums of sufficient statistics over clients are the product of their likelihoods,
 exactly and in any order. Clients send, under the new backbone and beside the features g under the
-backbone the round began with,
+backbone the round began with (of M and A, which are symmetric, the upper triangle),
 
     n_c, s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
-
-(of M and A, which are symmetric, the upper triangle).
 
 The backbone moves, so the posteriors of absent classes go stale. The ridge map W from old to new
 features, which prefers the identity, carries all of them along: no boundary, no replay, no
@@ -15,8 +13,7 @@ generator.
 
     (A + r I) W = B + r [I; 0]          m_c <- [m_c 1] W          S <- W_d^T S W_d
 
-A class that is visited keeps `decay` of its old count, and the scatter keeps `memory` of its old
-weight.
+A class that is visited keeps `decay` of its old count, the scatter `memory` of its old weight.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +29,8 @@ from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
 
+Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 BATCH = 500
 
@@ -83,19 +82,14 @@ class ClassPosteriors:
         gap = (self.mean - fresh) * (old * new.count / some).sqrt()[:, None]
         within = new.moment - new.sum.T @ fresh
         more = (new.count.sum() - met.sum()).clamp_min(0) + ((old > 0) & met).sum()
-        return ClassPosteriors(
-            torch.where(met[:, None], joined, self.mean),
-            count,
-            memory * self.scatter + within + gap.T @ gap,
-            memory * self.weight + more,
-        )
+        mean = torch.where(met[:, None], joined, self.mean)
+        scatter = memory * self.scatter + within + gap.T @ gap
+        return ClassPosteriors(mean, count, scatter, memory * self.weight + more)
 
 
 @dataclass
 class SufficientStatistics:
-    """The statistics of a round, summed over clients: order and splitting of clients change
-    nothing.
-    """
+    """The statistics of a round, summed over clients in any order and splitting."""
 
     count: Tensor
     sum: Tensor
@@ -104,16 +98,13 @@ class SufficientStatistics:
     cross: Tensor
 
     def drift_map(self, ridge: float) -> Tensor:
-        """W with (A + r I) W = B + r [I; 0], r = ridge * mean diagonal of A; identity without
-        data.
-        """
-        width = len(self.before) - 1
-        identity = torch.eye(width + 1, dtype=torch.float64)
+        """(A + r I) W = B + r [I; 0], r = ridge * mean diagonal of A; identity without data."""
+        identity = torch.eye(len(self.before), dtype=torch.float64)
         strength = ridge * self.before.diagonal().mean()
         if not strength:
             return identity[:, :-1]
-        square, target = self.before + strength * identity, self.cross + strength * identity[:, :-1]
-        solved: Tensor = torch.linalg.solve(square, target)
+        target = self.cross + strength * identity[:, :-1]
+        solved: Tensor = torch.linalg.solve(self.before + strength * identity, target)
         return solved
 
 
@@ -122,15 +113,15 @@ def without_posteriors(state: State) -> State:
     return state.only(*(name for name in state.tensors if not name.startswith("posteriors.")))
 
 
-def measure(
-    backbone: nn.Module, layout: Layout, state: State, images: ImageSet
-) -> dict[str, Tensor]:
+def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet) -> Tensors:
     """A client's statistics: features under the old and the new backbone, no augmentation."""
     classes = tuple(images.counts())
     labels = images.among(classes).labels
-    new = features(backbone, layout, state["backbone"], state["buffers"], images)
-    old = features(backbone, layout, state["backbone.before"], state["buffers.before"], images)
+    layout.write(backbone, state["backbone.before"], state["buffers.before"])
+    old = features(backbone, images).double()
     old = torch.cat([old, torch.ones(len(old), 1, dtype=old.dtype)], 1)
+    layout.write(backbone, state["backbone"], state["buffers"])
+    new = features(backbone, images).double()
     found = {
         "sum": torch.zeros(len(classes), new.shape[1], dtype=new.dtype).index_add_(0, labels, new),
         "moment": triangle(new.T @ new),
@@ -140,15 +131,14 @@ def measure(
     return {f"posteriors.{name}": value.float() for name, value in found.items()}
 
 
-def features(
-    backbone: nn.Module, layout: Layout, weights: Tensor, buffers: Tensor, images: ImageSet
-) -> Tensor:
-    """Features of all images in float64, in eval mode."""
-    layout.write(backbone, weights, buffers)
+def features(backbone: nn.Module, images: ImageSet) -> Tensor:
+    """Features of images without augmentation, in eval mode; the backbone is left as it was."""
+    training = backbone.training
     backbone.eval()
     with torch.inference_mode():
-        batches = images.loader(BATCH, shuffle=False)
-        return torch.cat([backbone(batch) for batch, _ in batches]).double()
+        found = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
+    backbone.train(training)
+    return found
 
 
 @dataclass(frozen=True)
@@ -169,18 +159,10 @@ class StatisticsAggregator:
         old = {f"{name}.before": self.before[name] for name in ("backbone", "buffers")}
         return state.only("backbone", "buffers").having(old)
 
-    def expected(
-        self, state: State, classes: Sequence[str]
-    ) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Sums by class, the triangles of two symmetric matrices, and one that is not symmetric."""
-        width = self.width
-        shapes: dict[str, tuple[int, ...]] = {
-            "sum": (len(classes), width),
-            "moment": (triangle_length(width),),
-            "before": (triangle_length(width + 1),),
-            "cross": (width + 1, width),
-        }
-        return {f"posteriors.{name}": (shape, torch.float32) for name, shape in shapes.items()}
+    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+        """Names, shapes and types of the statistics of `classes`."""
+        found = shapes(len(classes), self.width).items()
+        return {f"posteriors.{name}": (shape, torch.float32) for name, shape in found}
 
     def defect(self, state: State, update: Update) -> str | None:
         """Second moments have no negative diagonal."""
@@ -207,17 +189,9 @@ class StatisticsFold:
 
     def __init__(self, head: GaussianHead, state: State, width: int) -> None:
         self.head, self.state, self.width = head, state, width
-        classes = len(state.classes)
-        shapes: dict[str, tuple[int, ...]] = {
-            "count": (classes,),
-            "sum": (classes, width),
-            "moment": (triangle_length(width),),
-            "before": (triangle_length(width + 1),),
-            "cross": (width + 1, width),
-        }
-        self.sums = {
-            name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
-        }
+        count = len(state.classes)
+        found = {"count": (count,), **shapes(count, width)}.items()
+        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in found}
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums, tempered by `trust`."""
@@ -239,6 +213,12 @@ class StatisticsFold:
         return self.state.having(merged.tensors())
 
 
+def shapes(classes: int, width: int) -> dict[str, tuple[int, ...]]:
+    """Sums by class, the triangles of two symmetric matrices, and one that is not symmetric."""
+    triangles = {"moment": (triangle_length(width),), "before": (triangle_length(width + 1),)}
+    return {"sum": (classes, width), **triangles, "cross": (width + 1, width)}
+
+
 def triangle_length(width: int) -> int:
     """Numbers in the upper triangle of a symmetric matrix with so many rows."""
     return width * (width + 1) // 2
@@ -247,9 +227,7 @@ def triangle_length(width: int) -> int:
 @lru_cache(8)
 def _upper(width: int) -> Tensor:
     """Places of the triangle in the flat matrix, row by row."""
-    rows, columns = torch.triu_indices(width, width)
-    places: Tensor = rows * width + columns
-    return places
+    return torch.ones(width, width, dtype=torch.bool).triu().view(-1).nonzero()[:, 0]
 
 
 def triangle(symmetric: Tensor) -> Tensor:

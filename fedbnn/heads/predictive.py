@@ -87,9 +87,7 @@ class Discriminant:
 
 
 class Predictor:
-    """A state made ready to score images; `classes` are those with a trained row, in column
-    order.
-    """
+    """A state made ready to score images; `classes` have a trained row, in column order."""
 
     def __init__(
         self,
@@ -104,29 +102,23 @@ class Predictor:
         rows = state.index(self.classes)
         self._network = Classifier(backbone, len(self.classes)).eval()
         self._put_in_place = partial(layout.write, backbone, state["backbone"], state["buffers"])
-        self._share = head.prototypes if isinstance(head, GaussianHead) else 1.0
-        self._discriminant = _discriminant(state, rows, head)
-        self._draws = [
-            layout.by_parameter(backbone, prototypes)
-            for backbone, prototypes in _draws(state, rows, samples, seed)
-        ]
+        self._discriminant = None
+        if isinstance(head, GaussianHead) and "posteriors.count" in state:
+            posteriors = ClassPosteriors.of(state, state["prototypes"].shape[1] - 1)
+            self._discriminant = Discriminant.of(posteriors, rows, head)
+            self._share = head.prototypes
+        self._draws = [layout.by_parameter(*draw) for draw in _draws(state, rows, samples, seed)]
 
     def scores(self, images: ImageSet) -> Tensor:
         """Log-scores (S, n, C); softmax over any columns gives that draw's probabilities."""
         self._put_in_place()  # running statistics: others may have used the backbone meanwhile
         with torch.inference_mode():
             batches = [batch for batch, _ in images.loader(BATCH, shuffle=False)]
-            return torch.stack(
-                [
-                    torch.cat([self._logits(draw, batch) for batch in batches])
-                    for draw in self._draws
-                ]
-            )
+            scored = [[self._logits(draw, batch) for batch in batches] for draw in self._draws]
+            return torch.stack([torch.cat(parts) for parts in scored])
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor) -> Tensor:
-        """Scores of one draw: of the prototypes, or of the class posteriors with a share of
-        theirs.
-        """
+        """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs."""
         if self._discriminant is None:
             logits: Tensor = functional_call(self._network, draw, (batch,))
             return logits
@@ -139,18 +131,8 @@ class Predictor:
         return scores + self._share * linear
 
 
-def _discriminant(state: State, rows: Tensor, head: Head) -> Discriminant | None:
-    """The class posteriors of the trained rows, where there are any and the head reads them."""
-    if not isinstance(head, GaussianHead) or "posteriors.count" not in state:
-        return None
-    width = state["prototypes"].shape[1] - 1
-    return Discriminant.of(ClassPosteriors.of(state, width), rows, head)
-
-
 def _draws(state: State, rows: Tensor, samples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """w_s = m + s * noise, the same noise for the same seed; the means alone without a
-    posterior.
-    """
+    """w_s = m + s * noise, the same for the same seed; without a posterior the means alone."""
     backbone, prototypes = state["backbone"], state["prototypes"][rows].contiguous()
     if not state.bayesian or not samples:
         return [(backbone, prototypes)]

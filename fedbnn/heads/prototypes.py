@@ -16,18 +16,13 @@ def empty(width: int) -> dict[str, Tensor]:
 
 
 def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
-    """Add rows for classes not met before: mean 0 everywhere, with the initial scale once
-    Bayesian.
-    """
+    """Add rows for classes not met before: mean 0, with the initial scale once Bayesian."""
     new = tuple(sorted(set(classes) - set(state.classes)))
     if not new:
         return state
-    count = len(state.classes) + len(new)
-    samples = torch.zeros(len(new), dtype=torch.float64)
-    grown = {
-        "prototypes": padded(state["prototypes"], count),
-        "prototypes.samples": torch.cat([state["prototypes.samples"], samples]),
-    }
+    count, samples = len(state.classes) + len(new), state["prototypes.samples"]
+    grown = {"prototypes": padded(state["prototypes"], count)}
+    grown["prototypes.samples"] = torch.cat([samples, samples.new_zeros(len(new))])
     if "prototypes.scale" in state and scale is not None:
         grown["prototypes.scale"] = padded(state["prototypes.scale"], count, scale)
     larger = state.having(grown)
@@ -45,28 +40,21 @@ def padded(rows: Tensor, count: int, value: float = 0.0) -> Tensor:
     return torch.cat([rows, rows.new_full((count - len(rows), rows.shape[1]), value)])
 
 
-def gathered(state: State, name: str, classes: tuple[str, ...], width: int | None = None) -> Tensor:
-    """The rows of these classes, 0 for unknown ones; `width` where the state may have no rows."""
+def gathered(state: State, name: str, classes: tuple[str, ...]) -> Tensor:
+    """The rows of these classes, 0 for unknown ones."""
     known = tuple(one for one in classes if one in state.classes)
-    found = torch.zeros(len(classes), state[name].shape[1] if width is None else width)
+    found = torch.zeros(len(classes), state[name].shape[1])
     if known:
         places = torch.tensor([classes.index(one) for one in known])
         found[places] = state[name][state.index(known)]
     return found
 
 
-def scattered(rows: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """A copy of the rows with some of them replaced."""
-    return rows.clone().index_copy_(0, index, values)
-
-
 @dataclass(frozen=True)
 class Assembly:
-    """The rows of a client's classifier in the order of `classes`; its own `held` classes come
-    first.
+    """The rows of a client's classifier by `classes`; its own `held` classes come first.
 
-    `holder` is the state they come from: the server's, or the client's own where prototypes stay at
-    home.
+    They come from the `holder`: the server's state, or the client's where prototypes stay at home.
     """
 
     holder: State
@@ -97,5 +85,5 @@ class Assembly:
         """The holder with its trained rows put back and the images behind them counted."""
         samples = self.holder["prototypes.samples"].clone()
         samples[self.index[: self.held]] += torch.tensor(list(counts), dtype=torch.float64)
-        back = {name: scattered(self.holder[name], self.index, row) for name, row in rows.items()}
+        back = {n: self.holder[n].index_copy(0, self.index, row) for n, row in rows.items()}
         return self.holder.having({**back, "prototypes.samples": samples})

@@ -6,9 +6,8 @@ from typing import Any
 
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Joint, Local
-from fedbnn.methods.fedavg import FedAvg
+from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.methods.fedprox import FedProx
 from fedbnn.methods.glfc import FCIL
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
@@ -24,12 +23,7 @@ class Preset:
     head: str = "linear"
 
 
-PRINTED: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "scale_gain": 0.05,
-    "scale_constant": True,
-    "scale_lr": 1.0,
-}
+PRINTED = {"temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
 """What the paper prints or its released code has, where ours differs."""
 PRODUCT = {"fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
 RELEASED = {"fold_by": "moments", "kl_per": "weights"}

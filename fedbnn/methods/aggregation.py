@@ -65,9 +65,7 @@ class Aggregator:
         return influence_of_point(state["backbone"], update.tensors["backbone"])
 
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
-        """How long the update's rows are already, by tensor, where rows grow; nothing for
-        points.
-        """
+        """How long the update's rows are already, by tensor, where rows grow; none for points."""
         return {}
 
     def fold(self, state: State) -> Fold:
@@ -94,9 +92,7 @@ class WeightedMean:
 
 
 class ClassMeans:
-    """A weighted mean for every prototype; one that nobody added to stays as it was, bit for
-    bit.
-    """
+    """A weighted mean for every prototype; without any weight it stays as it was, bit for bit."""
 
     def __init__(self, start: Tensor) -> None:
         self.start = start

@@ -1,5 +1,4 @@
-"""What a method is: a local objective and an aggregation. One file a method; this is what they
-share.
+"""What a method is: a local objective and an aggregation. This is what all of them share.
 
 Data flow of a round:  state -> broadcast -> (client) local objective -> update -> gate -> fold ->
 state. A method sees rounds, never tasks: only its `consolidation`, if it has one, is ever told that
@@ -8,8 +7,9 @@ a task has ended.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
@@ -27,11 +27,7 @@ from fedbnn.stream import Stream
 
 @dataclass(frozen=True)
 class Assignment:
-    """One client's part of an instruction: what it was sent, its classes and images, what it
-    remembers.
-
-    The last `replayed` of the images are not of this round.
-    """
+    """One client's part of an instruction; the last `replayed` images are not of this round."""
 
     instruction: FitInstruction
     layout: Layout
@@ -42,20 +38,35 @@ class Assignment:
     replayed: int = 0
 
 
-class Replay(Protocol):
-    """A part of methods whose clients store images of the past in their private state."""
+class Replay:
+    """A part of methods whose clients store images of every class they have met.
+
+    As private state: `pixels` (m, channels, height, width) in uint8 and `labels` (m,), which number
+    the state's classes.
+    """
 
     def counts(self, shown: Mapping[str, int], private: State | None) -> dict[str, int]:
-        """Images by class that a client trains on: those of its round, and those it replays."""
-        ...
+        """Images by class that a client trains on: of its round, and in memory of other classes."""
+        if private is None:
+            return dict(shown)
+        stored = torch.bincount(private["labels"], minlength=len(private.classes)).tolist()
+        old = dict(zip(private.classes, stored, strict=True))
+        return {**shown, **{n: count for n, count in old.items() if count and n not in shown}}
 
     def images(self, shown: ImageSet, private: State | None) -> ImageSet:
         """The images behind `counts`, those replayed at the end."""
-        ...
+        held = shown.counts()
+        old = self.counts(held, private).keys() - held.keys()
+        if private is None or not old:
+            return shown
+        number = [shown.classes.index(name) if name in old else -1 for name in private.classes]
+        labels = torch.tensor(number)[private["labels"]]
+        pixels = torch.cat([shown.pixels, private["pixels"][labels >= 0]])
+        return replace(shown, pixels=pixels, labels=torch.cat([shown.labels, labels[labels >= 0]]))
 
     def stored(self, private: State) -> int:
         """How many images one client stores."""
-        ...
+        return len(private["labels"])
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,7 @@ class Consolidation:
 
     def facts(self) -> dict[str, str]:
         """When it consolidates."""
-        when = "at task ends" if self.every is None else f"every {self.every} rounds"
-        return {"consolidation": when}
+        return {"consolidation": f"every {self.every} rounds" if self.every else "at task ends"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Method:
     formula: ClassVar[str] = ""
     needs_prototypes: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
+    replay: ClassVar[Replay | None] = None
 
     lr: Positive | None = None
     scope: Literal["local", "seen"] = "local"
@@ -111,11 +122,8 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.needs_prototypes and not self.shares_prototypes:
-            raise ConfigError(
-                "this method needs the prototypes on the server",
-                "method.share",
-                "use share: global",
-            )
+            what = "this method needs the prototypes on the server"
+            raise ConfigError(what, "method.share", "use share: global")
 
     @property
     def shares_prototypes(self) -> bool:
@@ -123,19 +131,12 @@ class Method:
         return self.share == "global"
 
     @property
-    def replay(self) -> Replay | None:
-        """How clients store images of the past, if they do."""
-        return None
-
-    @property
     def consolidation(self) -> Consolidation | None:
         """How what was learnt is secured, if it is."""
         return None
 
     def stream(self, stream: Stream) -> Stream:
-        """Who takes part with which images: the clients of the stream, unless a bound changes
-        that.
-        """
+        """Who takes part with which images: as in the stream, unless a bound changes that."""
         return stream
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
@@ -151,17 +152,13 @@ class Method:
         return sent
 
     def softmax(self, state: State, held: tuple[str, ...]) -> tuple[str, ...]:
-        """Classes of a client's softmax: those it holds; with `scope: seen` all trained ones
-        behind.
-        """
+        """Classes of a client's softmax: those it holds, then with scope `seen` all trained."""
         if self.scope == "local":
             return held
         return held + tuple(name for name in prototypes.trained(state) if name not in held)
 
     def prototype_scale(self, state: State) -> float | None:
-        """Initial scale of a new prototype where weights have a posterior; None where they are
-        points.
-        """
+        """Initial scale of a new prototype, where weights have a posterior; else None."""
         return None
 
     def aggregator(self, state: State) -> Aggregator:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, joined
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, Spec
+from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec
 from fedbnn.methods.base import Assignment, Method
 from fedbnn.methods.objectives import LocalObjective
 from fedbnn.networks import Classifier
@@ -159,18 +159,4 @@ class Silence(Aggregator):
 
     def fold(self, state: State) -> Fold:
         """Nothing to fold."""
-        return Untouched(state)
-
-
-class Untouched:
-    """The state as it was."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    def add(self, update: Update, trust: float = 1.0) -> None:
-        """Nothing to add."""
-
-    def close(self) -> State:
-        """The same state."""
-        return self.state
+        return PointFold(state, ())

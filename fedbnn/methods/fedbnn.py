@@ -7,19 +7,20 @@
     state    none;  floats per weight: 2 down, 2 up
 
 The first `r_init` rounds are FedAvg on the same network (SNN initialisation); then means are the
-weights and scales the initial ones. Four folds, with L_k, e_k the natural parameters of client k,
+weights and scales the initial ones. Three folds, with L_k, e_k the natural parameters of client k,
 w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
     scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
     product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
-    mean      m = sum w_k m_k,  log s = sum w_k log s_k
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,16 +28,26 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.config.ranges import NonNegative, NonNegativeCount, Positive, Share
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
-from fedbnn.messages import Update
-from fedbnn.methods.aggregation import ROUNDING, Aggregator, Fold, Spec, influence_of_factor
+from fedbnn.messages import Update, class_counts
+from fedbnn.methods.aggregation import (
+    ROUNDING,
+    Aggregator,
+    Fold,
+    Spec,
+    WeightedMean,
+    influence_of_factor,
+    tempered,
+)
 from fedbnn.methods.base import Method
-from fedbnn.methods.posterior_folds import FOLDS, PosteriorFold
 from fedbnn.state import State
 
-LONGEST = 20.0
+LOG = logging.getLogger(__name__)
+Pair = tuple[Tensor, Tensor]
+LONGEST, STRETCH = 20.0, 2**16
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class FedBNN(Method):
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
-    fold_by: Literal["scaled", "product", "moments", "mean"] = "scaled"
+    fold_by: Literal["scaled", "product", "moments"] = "scaled"
     server_lr: Positive = 1.0
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
@@ -79,22 +90,19 @@ class FedBNN(Method):
             raise ConfigError(what, "method.server_lr", fix)
 
     def prototype_scale(self, state: State) -> float | None:
-        """Initial scale of a prototype: gain / sqrt(features + 1), once weights have a
-        posterior.
-        """
-        if not state.bayesian:
-            return None
-        return self._prototype_scale(state["prototypes"].shape[1])
+        """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
+        return self._row_scale(state) if state.bayesian else None
 
-    def _prototype_scale(self, width: int) -> float:
-        return self.scale_gain if self.scale_constant else self.scale_gain * width**-0.5
+    def _row_scale(self, state: State) -> float:
+        width = 1 if self.scale_constant else state["prototypes"].shape[1]
+        return float(self.scale_gain * width**-0.5)
 
     def initial(self, state: State, layout: Layout) -> dict[str, Tensor]:
         """The scales of a posterior that has seen nothing."""
         scales = {"backbone.scale": layout.initial_scale(self.scale_gain, self.scale_constant)}
         if "prototypes" in state:
-            rows = state["prototypes"]
-            scales["prototypes.scale"] = torch.full_like(rows, self._prototype_scale(rows.shape[1]))
+            rows = torch.full_like(state["prototypes"], self._row_scale(state))
+            scales["prototypes.scale"] = rows
         return scales
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
@@ -109,15 +117,11 @@ class FedBNN(Method):
         """FedAvg's exchange in the first rounds, then factors."""
         if not state.bayesian:
             return super().aggregator(state)
-        shares = self.shares_prototypes
-        return FactorAggregator(
-            shares_prototypes=shares, fold_by=self.fold_by, server_lr=self.server_lr
-        )
+        rule = FOLDS[self.fold_by](self.server_lr)
+        return FactorAggregator(shares_prototypes=self.shares_prototypes, rule=rule)
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
-        """L <- L_init + gamma (L - L_init), with the mean kept; only prototypes that were
-        trained.
-        """
+        """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those trained."""
         if not state.bayesian or self.retention == 1:
             return state
         kept = {}
@@ -125,38 +129,33 @@ class FedBNN(Method):
             first, now = scale.double().pow(-2), state[name].double().pow(-2)
             kept[name] = (first + self.retention * (now - first)).rsqrt().float()
         if "prototypes.scale" in kept:
-            trained = _trained(before, state)[:, None]
-            rows = torch.where(trained, kept["prototypes.scale"], state["prototypes.scale"])
+            met = state["prototypes.samples"].clone()
+            met[: len(before.classes)] -= before["prototypes.samples"]
+            rows = torch.where(
+                met[:, None] > 0, kept["prototypes.scale"], state["prototypes.scale"]
+            )
             kept["prototypes.scale"] = rows
         return state.having(kept)
-
-
-def _trained(before: State, state: State) -> Tensor:
-    """Which prototypes met images between two states."""
-    earlier = state["prototypes.samples"].clone().zero_()
-    earlier[: len(before.classes)] = before["prototypes.samples"]
-    return state["prototypes.samples"] > earlier
 
 
 @dataclass(frozen=True)
 class FactorAggregator(Aggregator):
     """Posteriors down, likelihood factors up, their product."""
 
-    fold_by: str = field(default="scaled", kw_only=True)
-    server_lr: float = field(default=1.0, kw_only=True)
+    rule: "Rule" = field(kw_only=True)
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
-        shape = tuple(state["backbone.scale"].shape)
-        spec: Spec = {f"backbone.{name}": (shape, torch.float32) for name in ("precision", "info")}
-        spec["buffers"] = (tuple(state["buffers"].shape), torch.float32)
-        names = ("prototypes.precision", "prototypes.info")
-        return spec | self.rows(state, len(classes), *names)
+        shapes = {
+            "backbone.precision": "backbone",
+            "backbone.info": "backbone",
+            "buffers": "buffers",
+        }
+        spec = {name: (tuple(state[of].shape), torch.float32) for name, of in shapes.items()}
+        return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
-        """A factor must leave the client's own posterior a positive precision, rows a usual
-        length.
-        """
+        """A factor must leave its posterior a positive precision, and rows a usual length."""
         left = _share_left(update.tensors["backbone.precision"], state["backbone.scale"])
         if left.amin() <= ROUNDING:
             return "the precision of backbone is not positive"
@@ -173,12 +172,11 @@ class FactorAggregator(Aggregator):
         if not update.counts:
             return {}
         scales = state["prototypes.scale"][state.index(update.classes)]
-        lengths = scales.square().reciprocal_().norm(dim=1).tolist()
-        return {"prototypes.precision": lengths}
+        return {"prototypes.precision": scales.square().reciprocal_().norm(dim=1).tolist()}
 
     def fold(self, state: State) -> Fold:
         """The rule chosen."""
-        return PosteriorFold(state, FOLDS[self.fold_by](self.server_lr))
+        return PosteriorFold(state, self.rule)
 
 
 def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:
@@ -187,9 +185,7 @@ def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:
 
 
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
-    """Precisions not positive, or a mean m = m_0 + (de - dL m_0) / (L_0 + dL) far longer than
-    usual.
-    """
+    """A precision not positive, or a mean m_0 + (de - dL m_0) / (L_0 + dL) longer than usual."""
     index = state.index(update.classes)
     precision, info = (update.tensors[f"prototypes.{name}"] for name in ("precision", "info"))
     loc, scale = state["prototypes"][index], state["prototypes.scale"][index]
@@ -203,3 +199,158 @@ def _defect_of_prototypes(state: State, update: Update) -> str | None:
     if longest > LONGEST * usual > 0:
         return f"a prototype is {longest / usual:.3g} times as long as those of the server"
     return None
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """A fold of Gaussians as two running sums: what to add for one client, and what they mean."""
+
+    server_lr: float = 1.0
+
+    def weight(self, samples: Tensor) -> Tensor:
+        """Clients count by their images, n_k."""
+        return samples
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+        """The two tensors of which the weighted sum is kept: the factor itself."""
+        return factor.precision, factor.info
+
+    @abstractmethod
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """Location and scale, from the two sums and the sum of weights."""
+
+
+class Scaled(Rule):
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+
+    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1.
+    """
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """sum w_k L_k = L_0 + sum w_k dL_k."""
+        factor = Gaussian(first / total, second / total) ** self.server_lr
+        if self.server_lr > 1:
+            return lifted(prior, factor, floor=0.5)
+        folded = prior * factor
+        return folded.loc, folded.scale
+
+
+class Product(Rule):
+    """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
+
+    def weight(self, samples: Tensor) -> Tensor:
+        """Every client with images counts once: its factor already knows how many it saw."""
+        return (samples > 0).to(samples.dtype)
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """q_0 times the product of the factors to the power p."""
+        return lifted(prior, Gaussian(first, second) ** self.server_lr, floor=0.1)
+
+
+class Moments(Rule):
+    """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+        """First and second moment about the prior mean, where the subtraction loses nothing."""
+        client = prior * factor
+        shift = client.loc - prior.loc
+        return shift, client.precision.reciprocal() + shift.square()
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """Location and scale of the mixture."""
+        shift = first / total
+        return prior.loc + shift, (second / total - shift.square()).sqrt()
+
+
+FOLDS: Mapping[str, type[Rule]] = {"scaled": Scaled, "product": Product, "moments": Moments}
+
+
+def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
+    """Prior times factor; precisions below `floor` of the prior's are lifted there, and counted."""
+    posterior = prior.moved(factor, floor)
+    low = int((prior.precision + factor.precision < floor * prior.precision).sum())
+    if low:
+        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
+    return posterior.loc, posterior.scale
+
+
+class GaussianSums:
+    """The running sums of rows of weights, each row with its own weight; a backbone is one row.
+
+    All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
+        self.loc, self.scale, self.rule = loc, scale, rule
+        self.prior = Gaussian.from_moments(loc, scale)
+        self.first = torch.zeros_like(self.prior.precision)
+        self.second = torch.zeros_like(self.first)
+        self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
+
+    def add(self, factor: Gaussian, samples: Tensor, rows: Tensor | None = None) -> None:
+        """Add one client's factors of these rows (None: the one there is) with so many images."""
+        weight = self.rule.weight(samples).view(-1, 1)
+        index = torch.arange(1) if rows is None else rows
+        for part in self._stretches():
+            here = (slice(None) if rows is None else rows, part)
+            own = Gaussian(factor.precision[:, part].double(), factor.info[:, part].double())
+            first, second = self.rule.summands(self.prior[here], own)
+            for total, value in ((self.first, first), (self.second, second)):
+                total[:, part].index_add_(0, index, weight * value)
+        self.total.index_add_(0, index, weight)
+
+    def _stretches(self) -> Iterator[slice]:
+        """All columns, some at a time."""
+        return (slice(at, at + STRETCH) for at in range(0, self.loc.shape[1], STRETCH))
+
+    def value(self) -> Pair:
+        """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
+        met = self.total[:, 0] > 0
+        loc, scale = self.loc.clone(), self.scale.clone()
+        for part in self._stretches() if bool(met.any()) else ():
+            here = (slice(None) if bool(met.all()) else met, part)
+            sums = self.first[here], self.second[here], self.total[here[0]]
+            new_loc, new_scale = self.rule.posterior(self.prior[here], *sums)
+            loc[here], scale[here] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
+        return loc, scale
+
+
+class PosteriorFold:
+    """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
+
+    def __init__(self, state: State, rule: Rule) -> None:
+        self.state = state
+        self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
+        self.buffers = WeightedMean(state["buffers"])
+        self.rows = None
+        if "prototypes.scale" in state:
+            self.rows = GaussianSums(state["prototypes"], state["prototypes.scale"], rule)
+        self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in, its factors to the power `trust`; without data it is neutral."""
+        if not update.samples:
+            return
+        whole = torch.tensor([update.samples], dtype=torch.float64)
+        self.backbone.add(factor_of(update, "backbone", trust)[None], whole)
+        buffers = tempered(update.tensors["buffers"], self.buffers.start, trust)
+        self.buffers.add(buffers, update.samples)
+        if self.rows is not None and update.counts:
+            index, counts = self.state.index(update.classes), class_counts(update)
+            self.rows.add(factor_of(update, "prototypes", trust), counts, index)
+            self.samples[index] += counts
+
+    def close(self) -> State:
+        """The next posterior."""
+        loc, scale = self.backbone.value()
+        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": self.buffers.value()}
+        if self.rows is not None:
+            folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
+            folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples
+        return self.state.having(folded)
+
+
+def factor_of(update: Update, site: str, trust: float) -> Gaussian:
+    """The likelihood factor of one site as it was sent, raised to the power `trust`."""
+    factor = Gaussian(update.tensors[f"{site}.precision"], update.tensors[f"{site}.info"])
+    return factor if trust == 1.0 else factor**trust

@@ -17,40 +17,33 @@ model so far, any other from the best one before the last transition, which come
 round's images are in transition.
 
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images
-to choose the best model with. Left out here: with `prototype` each client scores the global model
-on its own prototypes (the image nearest to its class mean) and sends the mean loss alone, so
-nothing needs to be perturbed; with `off` the newest model is taken. Exemplars of a class are those
-of the client's last round with it. Main knob: `distil` (a), grid 0.25, 0.5, 0.75, 0.9.
+to choose the best model with. Left out here: each client scores the global model on its own
+prototypes (the image nearest to its class mean) and sends the mean loss alone, so nothing needs to
+be perturbed. Exemplars of a class are those of the client's last round with it. Main knob: `distil`
+(a), grid 0.25, 0.5, 0.75, 0.9.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedbnn.config.ranges import Count, Positive, UnitInterval
+from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
-from fedbnn.methods.base import Assignment, Method
-from fedbnn.methods.objectives import (
-    LocalObjective,
-    OldColumns,
-    Teacher,
-    linear,
-    recall,
-    remember,
-    rename,
-)
+from fedbnn.methods.base import Assignment, Method, Replay
+from fedbnn.methods.objectives import LocalObjective, Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS = "fcil.signals"
-MAJORITY, BATCH = 0.5, 500
+MAJORITY = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,77 +54,33 @@ class FCIL(Method):
         memory: most images that one client stores.
         distil: a in [0, 1], the weight of the relation distillation.
         threshold: rise of the normalised entropy that means a transition.
-        proxy: how the old model is chosen.
     """
 
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
     needs_prototypes: ClassVar[bool] = True
+    replay: ClassVar[Replay | None] = Replay()
 
     memory: Count = 2000
     distil: UnitInterval = 0.25
     threshold: Positive = 0.25
-    proxy: Literal["prototype", "off"] = "prototype"
-
-    @property
-    def replay(self) -> "Exemplars":
-        """Images of every class a client has met."""
-        return Exemplars()
 
     def aggregator(self, state: State) -> Aggregator:
         """FedAvg's exchange, and the proxy's choice."""
-        return ProxyAggregator(chooses=self.proxy == "prototype")
+        return ProxyAggregator()
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the situation."""
         state = assignment.instruction.state
         limit = float(state[ENTROPY]) + self.threshold if ENTROPY in state else None
         found = signals(assignment, network.backbone, limit)
-        teacher = self._teacher(assignment, bool(found[1]), network.backbone)
-        columns = self.softmax(state, assignment.classes)
-        old = None if teacher is None else OldColumns(teacher, state, columns)
-        return Compensated(self, assignment, network, columns, old, found)
-
-    def _teacher(self, assignment: Assignment, moved: bool, backbone: nn.Module) -> Teacher | None:
-        """The best (or newest) model in transition, else the one of the last transition."""
-        state, layout = assignment.instruction.state, assignment.layout
-        if moved and self.proxy == "off":
-            return recall(remember(state, BEST, state), BEST, backbone, layout)
-        return recall(state, BEST if moved else OLD, backbone, layout)
+        columns, kept = self.softmax(state, assignment.classes), BEST if found[1] else OLD
+        where = (network.backbone, assignment.layout)
+        teacher = Teacher(state, kept, columns, *where) if kept in state.notes else None
+        return Compensated(self, assignment, network, columns, teacher, found)
 
     def facts(self) -> dict[str, Any]:
-        """That it replays, how much, and how the old model is chosen."""
-        return {"memory_per_client": self.memory, "proxy": self.proxy}
-
-
-class Exemplars:
-    """A few images of every class a client has met, chosen by herding (Rebuffi et al., 2017).
-
-    As private state: `pixels` (m, channels, height, width) in uint8 and `labels` (m,), which number
-    the state's classes.
-    """
-
-    def counts(self, shown: Mapping[str, int], private: State | None) -> dict[str, int]:
-        """The images of the round, and those in memory of other classes."""
-        if private is None:
-            return dict(shown)
-        stored = torch.bincount(private["labels"], minlength=len(private.classes)).tolist()
-        old = dict(zip(private.classes, stored, strict=True))
-        return {**shown, **{n: count for n, count in old.items() if count and n not in shown}}
-
-    def images(self, shown: ImageSet, private: State | None) -> ImageSet:
-        """The images, and behind them all in memory of classes that do not occur among them."""
-        held = shown.counts()
-        old = self.counts(held, private).keys() - held.keys()
-        if private is None or not old:
-            return shown
-        number = [shown.classes.index(name) if name in old else -1 for name in private.classes]
-        labels = torch.tensor(number)[private["labels"]]
-        pixels = torch.cat([shown.pixels, private["pixels"][labels >= 0]])
-        return replace(shown, pixels=pixels, labels=torch.cat([shown.labels, labels[labels >= 0]]))
-
-    def stored(self, private: State) -> int:
-        """The exemplars of one client."""
-        return len(private["labels"])
+        """That it replays, and how much."""
+        return {"memory_per_client": self.memory}
 
 
 def memorise(images: ImageSet, features: Tensor, memory: int) -> State:
@@ -163,20 +112,8 @@ def herding(features: Tensor, count: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.long)
 
 
-def features_of(backbone: nn.Module, images: ImageSet) -> Tensor:
-    """Features of images without augmentation, in eval mode; the backbone is left as it was."""
-    training = backbone.training
-    backbone.eval()
-    with torch.no_grad():
-        features = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
-    backbone.train(training)
-    return features
-
-
 def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:
-    """(normalised entropy, 1 for a transition, prototype loss) of the global model on the round's
-    images.
-    """
+    """(entropy, 1 for a transition, prototype loss) of the global model on the round's images."""
     state, images = assignment.instruction.state, assignment.images
     shown = images.subset(torch.arange(len(images) - assignment.replayed))
     classes = tuple(shown.counts())
@@ -201,9 +138,7 @@ def prototypes(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def compensation(probability: Tensor, old: Tensor) -> Tensor:
-    """g_i / mean of g over its group, g_i = 1 - p(y_i | x_i): their mean is 1 over new and over
-    old.
-    """
+    """g_i / mean of g over its group (old or new), with g_i = 1 - p(y_i | x_i)."""
     gap = (1 - probability.detach()).clamp_min(torch.finfo(probability.dtype).eps)
     weights = torch.empty_like(gap)
     for group in (old, ~old):
@@ -232,11 +167,11 @@ class Compensated(LocalObjective):
         assignment: Assignment,
         network: Classifier,
         columns: tuple[str, ...],
-        old: OldColumns | None,
+        teacher: Teacher | None,
         found: Tensor,
     ) -> None:
         self.method, self.assignment, self.network = method, assignment, network
-        self.old, self.found, images = old, found, assignment.images
+        self.teacher, self.found, images = teacher, found, assignment.images
         first = len(images) - assignment.replayed
         replayed = images.subset(torch.arange(first, len(images))).counts()
         self.is_old = torch.tensor([name in replayed for name in columns])
@@ -249,18 +184,12 @@ class Compensated(LocalObjective):
         target = nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         own = logits.sigmoid().gather(1, labels[:, None])[:, 0]
         compensated = (compensation(own, self.is_old[labels]) * _summed_bce(logits, target)).mean()
-        if self.old is None:
+        if self.teacher is None:
             return compensated
-        relation = self._relation(self.old, features, logits, target, images)
+        answers = (self.teacher.logits(images) - self.offset).sigmoid()
+        scores = torch.cat([logits, linear(features, self.teacher.outside) - self.offset], 1)
+        relation = _summed_bce(scores, relation_target(target, answers, self.teacher.inside)).mean()
         return (1 - self.method.distil) * compensated + self.method.distil * relation
-
-    def _relation(
-        self, old: OldColumns, features: Tensor, logits: Tensor, target: Tensor, images: Tensor
-    ) -> Tensor:
-        """L_RD, over the client's columns and those of old classes it does not hold."""
-        answers = (old.teacher.logits(images) - self.offset).sigmoid()
-        scores = torch.cat([logits, linear(features, old.outside) - self.offset], 1)
-        return _summed_bce(scores, relation_target(target, answers, old.inside)).mean()
 
     def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
         """The weights, and what it saw before training."""
@@ -278,11 +207,8 @@ def _summed_bce(logits: Tensor, target: Tensor) -> Tensor:
     return each.sum(1)
 
 
-@dataclass(frozen=True)
 class ProxyAggregator(Aggregator):
     """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
-
-    chooses: bool = True
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Weights, and the three signals."""
@@ -296,15 +222,14 @@ class ProxyAggregator(Aggregator):
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the proxy's choice."""
-        return ProxyFold(state, self.chooses)
+        return ProxyFold(state)
 
 
 class ProxyFold(PointFold):
     """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
 
-    def __init__(self, state: State, chooses: bool) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.chooses = chooses
         self.signals = WeightedMean(torch.zeros(3))
 
     def add(self, update: Update, trust: float = 1.0) -> None:
@@ -319,6 +244,6 @@ class ProxyFold(PointFold):
         if moved >= MAJORITY:
             known = BEST in state.notes
             return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
-        if self.chooses and (BEST not in state.notes or loss <= float(state[LOSS])):
+        if BEST not in state.notes or loss <= float(state[LOSS]):
             return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
         return state

@@ -19,7 +19,7 @@ knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -69,13 +69,12 @@ class ImportanceMethod(Method, ABC):
     @property
     def consolidation(self) -> Consolidation:
         """Importances are exchanged and summed, weights become anchors."""
-        return Importances(self.every, self)
+        return Importances(self.every, method=self)
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
         """Importance 0 for new prototypes."""
         grown = super().prepare(state, round, classes, layout)
-        names = [f"{kind}.prototypes" for kind in ("importance", "anchor")]
-        known = [name for name in names if name in state]
+        known = [n for n in ("importance.prototypes", "anchor.prototypes") if n in state]
         return grown.having({name: padded(state[name], len(grown.classes)) for name in known})
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
@@ -83,11 +82,10 @@ class ImportanceMethod(Method, ABC):
         state = assignment.instruction.state
         if "anchor.backbone" not in state:
             return LocalObjective()
-        columns = self.softmax(state, assignment.classes)
+        columns, named = self.softmax(state, assignment.classes), assignment.layout.by_parameter
         importance, anchor = (
-            assignment.layout.by_parameter(state[f"{kind}.backbone"], rows)
+            named(state[f"{kind}.backbone"], gathered(state, f"{kind}.prototypes", columns))
             for kind in ("importance", "anchor")
-            for rows in [gathered(state, f"{kind}.prototypes", columns)]
         )
         strength = self.factor * self.strength
         return Penalty({name: (strength * importance[name], anchor[name]) for name in anchor})
@@ -122,7 +120,7 @@ class MAS(ImportanceMethod):
     """FedAvg with weights held by the sensitivity of the output to them; it needs no labels."""
 
     formula: ClassVar[str] = (
-        "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d |f|^2 / d theta|"
+        "min CE + lambda sum Omega (theta - theta*)^2; Omega = E |d|f|^2/dtheta|"
     )
     factor: ClassVar[float] = 2.0
 
@@ -141,24 +139,20 @@ class MAS(ImportanceMethod):
 class Importances(Consolidation):
     """Omega_k of every participant, and theta* <- theta."""
 
-    method: ImportanceMethod | None = None
+    method: ImportanceMethod = field(kw_only=True)
 
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        assert self.method is not None
         return ImportanceAggregator(EXCHANGE, decay=self.method.decay)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Weights:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
-        assert self.method is not None
         images, state = assignment.images, assignment.instruction.state
         classes, of_batch = self.method.measured(assignment, network)
-        parts = [of_batch(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
-        mean = {
-            name: torch.stack([p[name] for p in parts]).sum(0) / len(images) for name in parts[0]
-        }
-        found = assignment.layout.from_parameters(mean)
+        sums = [of_batch(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
+        total = {name: torch.stack([one[name] for one in sums]).sum(0) for name in sums[0]}
+        found = assignment.layout.from_parameters({n: s / len(images) for n, s in total.items()})
         rows = gathered(State({"rows": found["prototypes"]}, classes), "rows", state.classes)
         return {"backbone": found["backbone"], "prototypes": rows}
 
@@ -226,15 +220,13 @@ def fisher_sum(network: Classifier, images: Tensor, draws: int | None) -> Weight
         labels = probabilities.multinomial(draws, replacement=True).reshape(-1)
         weights = torch.full((len(labels),), 1 / draws, dtype=probabilities.dtype)
     repeated = images.repeat_interleave(len(labels) // count, 0)
-    return summed(network, _log_likelihood, (repeated, labels), _weighted_square, weights)
-
-
-def _log_likelihood(logits: Tensor, label: Tensor) -> Tensor:
-    return logits.log_softmax(0).gather(0, label[None])[0]
-
-
-def _weighted_square(gradient: Tensor, weight: Tensor) -> Tensor:
-    return torch.einsum("i,i...->...", weight, gradient.square())
+    return summed(
+        network,
+        lambda logits, label: logits.log_softmax(0).gather(0, label[None])[0],
+        (repeated, labels),
+        lambda gradient, weight: torch.einsum("i,i...->...", weight, gradient.square()),
+        weights,
+    )
 
 
 def sensitivity_sum(network: Classifier, images: Tensor) -> Weights:

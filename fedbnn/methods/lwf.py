@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.methods.base import Assignment, Consolidation, Method
-from fedbnn.methods.objectives import LocalObjective, OldColumns, recall, remember
+from fedbnn.methods.objectives import LocalObjective, Teacher, remember
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
@@ -59,30 +59,30 @@ class LwF(Method):
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy and distillation, once there is a teacher."""
         state = assignment.instruction.state
-        teacher = recall(state, TEACHER, network.backbone, assignment.layout)
-        if teacher is None:
+        if TEACHER not in state.notes:
             return LocalObjective()
-        old = OldColumns(teacher, state, self.softmax(state, assignment.classes))
-        return Distilled(old, self.strength, self.temperature)
+        columns = self.softmax(state, assignment.classes)
+        teacher = Teacher(state, TEACHER, columns, network.backbone, assignment.layout)
+        return Distilled(teacher, self.strength, self.temperature)
 
 
 class Distilled(LocalObjective):
     """CE + lambda T^2 KL(teacher || student)."""
 
-    def __init__(self, old: OldColumns, strength: float, temperature: float) -> None:
-        self.old, self.strength, self.temperature = old, strength, temperature
+    def __init__(self, teacher: Teacher, strength: float, temperature: float) -> None:
+        self.teacher, self.strength, self.temperature = teacher, strength, temperature
 
     def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over the client's rows, and distillation over the old ones."""
         features = network.backbone(images)
         logits = network.head(features)
-        student = self.old.student(features, logits)
+        student = self.teacher.student(features, logits)
         fit = nn.functional.cross_entropy(logits, labels)
         return fit + self.strength * self.distillation(student, images)
 
     def distillation(self, student: Tensor, images: Tensor) -> Tensor:
         """T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over images."""
-        target = (self.old.teacher.logits(images) / self.temperature).log_softmax(1)
+        target = (self.teacher.logits(images) / self.temperature).log_softmax(1)
         answer = (student / self.temperature).log_softmax(1)
         divergence = nn.functional.kl_div(answer, target, reduction="batchmean", log_target=True)
         return self.temperature**2 * divergence

@@ -1,8 +1,7 @@
 """What a client minimises on weights that are points, and the terms that methods add to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,6 +13,7 @@ from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 Anchors = Mapping[str, tuple[Tensor, Tensor]]
+MODEL = ("backbone", "buffers", "prototypes")
 
 
 class LocalObjective:
@@ -67,48 +67,17 @@ class Penalty(LocalObjective):
 def remember(state: State, prefix: str, model: State) -> State:
     """The state with the weights of `model`, and its trained prototypes, kept under `prefix`."""
     classes = prototypes.trained(model)
-    kept = {name: model[name].clone() for name in ("backbone", "buffers")}
-    kept["prototypes"] = model["prototypes"][model.index(classes)]
-    named = {f"{prefix}.{name}": value for name, value in kept.items()}
-    return state.having(named, **{prefix: list(classes)})
+    kept = {f"{prefix}.{name}": model[name].clone() for name in MODEL}
+    kept[f"{prefix}.prototypes"] = model["prototypes"][model.index(classes)]
+    return state.having(kept, **{prefix: list(classes)})
 
 
 def rename(state: State, old: str, new: str) -> State:
     """The state with the model under `old` kept under `new` instead."""
-    rest = {
-        name: t for name, t in state.tensors.items() if not name.startswith((f"{old}.", f"{new}."))
-    }
-    moved = {
-        name.replace(old, new, 1): state[name]
-        for name in state.tensors
-        if name.startswith(f"{old}.")
-    }
+    rest = {name: t for name, t in state.tensors.items() if not name.startswith(f"{old}.")}
+    moved = {f"{new}.{name}": state[f"{old}.{name}"] for name in MODEL}
     notes = {key: value for key, value in state.notes.items() if key not in (old, new)}
     return State({**rest, **moved}, state.classes, {**notes, new: state.notes[old]})
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """A frozen model in eval mode: a column for each of `classes`."""
-
-    backbone: nn.Module
-    prototypes: Tensor
-    classes: tuple[str, ...]
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Its scores, without gradient."""
-        with torch.no_grad():
-            return linear(self.backbone(images), self.prototypes)
-
-
-def recall(state: State, prefix: str, backbone: nn.Module, layout: Layout) -> Teacher | None:
-    """The model kept under `prefix` on a copy of this backbone; None if there is none."""
-    if prefix not in state.notes:
-        return None
-    copy = deepcopy(backbone).requires_grad_(False).eval()
-    layout.write(copy, state[f"{prefix}.backbone"], state[f"{prefix}.buffers"])
-    classes = tuple(cast(Any, state.notes[prefix]))
-    return Teacher(copy, state[f"{prefix}.prototypes"], classes)
 
 
 def linear(features: Tensor, rows: Tensor) -> Tensor:
@@ -116,23 +85,32 @@ def linear(features: Tensor, rows: Tensor) -> Tensor:
     return nn.functional.linear(features, rows[:, :-1], rows[:, -1])
 
 
-class OldColumns:
-    """A student's scores beside those of its teacher, for all classes of the teacher.
+class Teacher:
+    """The frozen model under `prefix` in eval mode, and a student's scores beside it.
 
-    Where the student trains the row of an old class its own score counts; rows of old classes it
-    does not hold are the global ones and do not move, but their gradient reaches the backbone.
+    Its columns are its classes, those the student trains first. There the student's own score
+    counts; rows of old classes it does not hold are the global ones and do not move, but their
+    gradient reaches the backbone.
     """
 
-    def __init__(self, teacher: Teacher, state: State, columns: tuple[str, ...]) -> None:
-        inside = tuple(name for name in columns if name in teacher.classes)
-        outside = tuple(name for name in teacher.classes if name not in columns)
-        order = [teacher.classes.index(name) for name in inside + outside]
-        self.teacher = Teacher(teacher.backbone, teacher.prototypes[order], inside + outside)
+    def __init__(
+        self, state: State, prefix: str, columns: Sequence[str], backbone: nn.Module, layout: Layout
+    ) -> None:
+        self.backbone = deepcopy(backbone).requires_grad_(False).eval()
+        layout.write(self.backbone, state[f"{prefix}.backbone"], state[f"{prefix}.buffers"])
+        known = tuple(cast(Any, state.notes[prefix]))
+        inside = tuple(name for name in columns if name in known)
+        outside = tuple(name for name in known if name not in columns)
+        order = [known.index(name) for name in inside + outside]
+        self.classes, self.prototypes = inside + outside, state[f"{prefix}.prototypes"][order]
         self.inside = torch.tensor([columns.index(name) for name in inside], dtype=torch.long)
         self.outside = state["prototypes"][state.index(outside)]
 
+    def logits(self, images: Tensor) -> Tensor:
+        """Its scores, without gradient."""
+        with torch.no_grad():
+            return linear(self.backbone(images), self.prototypes)
+
     def student(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The student's scores in the teacher's order: of the rows it trains, then those
-        outside.
-        """
+        """The student's scores in the teacher's order: rows it trains, then those outside."""
         return torch.cat([logits[:, self.inside], linear(features, self.outside)], 1)

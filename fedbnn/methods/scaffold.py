@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
-from fedbnn.heads.prototypes import gathered, padded, scattered
+from fedbnn.heads.prototypes import gathered, padded
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, pieces
 from fedbnn.methods.base import Assignment, Method
@@ -67,17 +67,16 @@ class Controlled(LocalObjective):
 
     def __init__(self, assignment: Assignment, network: Classifier, columns: int) -> None:
         state, held, layout = assignment.instruction.state, assignment.classes, assignment.layout
-        private = assignment.private or State({BACKBONE: torch.zeros_like(state[BACKBONE])})
-        width = state[PROTOTYPES].shape[1]
-        self.held, self.private = held, private
-        self.server = {"backbone": state[BACKBONE], "prototypes": gathered(state, PROTOTYPES, held)}
-        rows = gathered(private, PROTOTYPES, held, width)
-        self.own = {"backbone": private[BACKBONE], "prototypes": rows}
+        nothing = {BACKBONE: torch.zeros_like(state[BACKBONE]), PROTOTYPES: state[PROTOTYPES][:0]}
+        self.held, self.private = held, assignment.private or State(nothing)
+        self.server, self.own = (
+            {"backbone": known[BACKBONE], "prototypes": gathered(known, PROTOTYPES, held)}
+            for known in (state, self.private)
+        )
         self.start = layout.from_parameters(dict(network.named_parameters()))
         self.start["prototypes"] = self.start["prototypes"][: len(held)]
         shift = {name: self.server[name] - self.own[name] for name in self.own}
-        rows = padded(shift["prototypes"], columns)
-        self.shift = layout.by_parameter(shift["backbone"], rows)
+        self.shift = layout.by_parameter(shift["backbone"], padded(shift["prototypes"], columns))
         self.control: dict[str, Tensor] = {}
 
     def correct(self, network: Classifier, lr: float) -> None:
@@ -88,10 +87,8 @@ class Controlled(LocalObjective):
 
     def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
         """The weights y, and c_k' - c_k = (x - y) / (t_k lr) - c."""
-        change = {
-            name: (self.start[name] - weights[name]) / (steps * lr) - self.server[name]
-            for name in self.own
-        }
+        gradient = {name: (self.start[name] - weights[name]) / (steps * lr) for name in self.own}
+        change = {name: gradient[name] - self.server[name] for name in gradient}
         self.control = {name: self.own[name] + change[name] for name in change}
         return weights | {BACKBONE: change["backbone"], PROTOTYPES: change["prototypes"]}
 
@@ -99,10 +96,9 @@ class Controlled(LocalObjective):
         """c_k', with the prototypes of classes held in earlier rounds as they were."""
         before = self.private.classes
         known = before + tuple(name for name in self.held if name not in before)
-        rows = gathered(self.private, PROTOTYPES, known, self.control["prototypes"].shape[1])
-        kept = State({BACKBONE: self.control["backbone"]}, known)
-        new = scattered(rows, kept.index(self.held), self.control["prototypes"])
-        return kept.having({PROTOTYPES: new})
+        rows = gathered(self.private, PROTOTYPES, known)
+        rows[State({}, known).index(self.held)] = self.control["prototypes"]
+        return State({BACKBONE: self.control["backbone"], PROTOTYPES: rows}, known)
 
 
 class ScaffoldAggregator(Aggregator):
@@ -110,9 +106,8 @@ class ScaffoldAggregator(Aggregator):
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Weights, and the change of the client's control in the same shapes."""
-        control: Spec = {BACKBONE: (tuple(state["backbone"].shape), torch.float32)}
-        rows = self.rows(state, len(classes), PROTOTYPES)
-        return super().expected(state, classes) | control | rows
+        weights = super().expected(state, classes)
+        return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
@@ -130,10 +125,8 @@ class ScaffoldFold(PointFold):
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self.registered = int(cast(Any, state.notes["registered"]))
-        self.controls = {
-            name: torch.zeros_like(state[name], dtype=torch.float64)
-            for name in (BACKBONE, PROTOTYPES)
-        }
+        parts = {name: state[name].double() for name in (BACKBONE, PROTOTYPES)}
+        self.controls = {name: torch.zeros_like(part) for name, part in parts.items()}
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in; its control change counts as far as it is trusted."""
@@ -145,8 +138,6 @@ class ScaffoldFold(PointFold):
 
     def close(self) -> State:
         """The folded state with the new server control."""
-        new = {
-            name: (self.state[name].double() + total / self.registered).float()
-            for name, total in self.controls.items()
-        }
+        steps = {name: total / self.registered for name, total in self.controls.items()}
+        new = {name: (self.state[name].double() + step).float() for name, step in steps.items()}
         return super().close().having(new)

@@ -156,10 +156,9 @@ def test_a_power_is_above_zero_and_finite(server_lr: str) -> None:
     assert parsed(FedBNN, server_lr="1.5") == 1.5
 
 
-@pytest.mark.parametrize("fold_by", ["moments", "mean"])
-def test_a_fold_without_factors_refuses_a_power(fold_by: str) -> None:
+def test_a_fold_without_factors_refuses_a_power() -> None:
     with pytest.raises(ConfigError, match="no factors"):
-        FedBNN(fold_by=fold_by, server_lr=0.5)  # type: ignore[arg-type]
+        FedBNN(fold_by="moments", server_lr=0.5)
 
 
 def test_moments_are_those_of_the_mixture_in_closed_form_and_by_sampling() -> None:
@@ -181,19 +180,6 @@ def test_moments_are_those_of_the_mixture_in_closed_form_and_by_sampling() -> No
     draws = means[chosen] + scales[chosen] * torch.randn(200_000, 5, generator=source).double()
     torch.testing.assert_close(found["backbone.scale"], draws.std(0), rtol=0.01, atol=0)
     torch.testing.assert_close(found["backbone"], draws.mean(0), rtol=0, atol=0.02)
-
-
-def test_mean_is_the_weighted_mean_of_location_and_log_scale() -> None:
-    state, source = prior_state(), torch.Generator().manual_seed(6)
-    (loc, scale), (other_loc, other_scale) = moments(source, 5), moments(source, 5)
-    rows = moments(source, 1, 3)
-    updates = [
-        update(state, (loc, scale), rows, {"a": 1}, 0),
-        update(state, (other_loc, other_scale), rows, {"a": 3}, 1),
-    ]
-    found = folded(state, updates, "mean")
-    torch.testing.assert_close(found["backbone"], 0.25 * loc + 0.75 * other_loc)
-    torch.testing.assert_close(found["backbone.scale"], scale**0.25 * other_scale**0.75)
 
 
 def test_rows_are_weighted_by_their_class_not_by_the_client() -> None:

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 
 from datamodules.stream import FederatedStream
+from fedbnn.cli.compose import SCHEMA
+from fedbnn.config.parse import restored
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.methods import FedAvg, FedBNN, Method
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
-from tests.core.listeners import Keeps
+from tests.core.listeners import Keeps, Notes
 from tests.core.playing import FAST, Federate, Short, after
 from tests.core.small_clients import LOCAL, pictures, point_client, svi_client, weights
 
@@ -181,8 +185,7 @@ def test_a_loss_that_diverges_is_the_client_s_failure_with_its_epoch(
 
 def test_a_callback_of_the_user_s_own_is_called(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    named = {"class_path": "tests.core.listeners.Notes", "init_args": {"path": str(notes)}}
-    trainer = ClientTrainer({"callbacks": [named]})
+    trainer = ClientTrainer({"callbacks": [Notes(str(notes))]})
     for client in (point_client(), svi_client()):
         trainer.fit(client, pictures(), 1)
     lines = [line.split() for line in notes.read_text().splitlines()]
@@ -192,20 +195,15 @@ def test_a_callback_of_the_user_s_own_is_called(tmp_path: Path) -> None:
     assert all(0 < float(line[2]) < 10 for line in lines if line[0] == "step")
 
 
-def test_a_callback_may_stop_a_client(tmp_path: Path) -> None:
-    stop = {
-        "class_path": "pytorch_lightning.callbacks.EarlyStopping",
-        "init_args": {"monitor": "train/loss", "stopping_threshold": 1e9},
-    }
+def test_a_callback_may_stop_a_client() -> None:
+    stop = EarlyStopping(monitor="train/loss", stopping_threshold=1e9)
     client = point_client()
     ClientTrainer({"callbacks": [stop]}).fit(client, pictures(), 5)
     assert client.steps == 4
 
 
 def csv_logger(folder: Path) -> dict[str, Any]:
-    init = {"save_dir": str(folder), "name": "clients", "version": "all"}
-    named = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": init}
-    return {"logger": named, "log_every_n_steps": 1}
+    return {"logger": CSVLogger(str(folder), "clients", "all"), "log_every_n_steps": 1}
 
 
 def logged(folder: Path) -> list[dict[str, str]]:
@@ -229,7 +227,8 @@ def test_callback_and_logger_hear_all_clients_and_change_nothing(
 ) -> None:
     stream, notes = Short(digits, 2), tmp_path / "notes"
     named = {"class_path": "tests.core.listeners.Notes", "init_args": {"path": str(notes)}}
-    trainer = {"callbacks": [named], **csv_logger(tmp_path)}
+    made = restored({"trainer": {"callbacks": [named]}}, SCHEMA).build("trainer")
+    trainer = {**made, **csv_logger(tmp_path)}
     heard = after(*federate(method, local=FAST, stream=stream, trainer=trainer))
     assert heard.to_bytes() == after(*federate(method, local=FAST, stream=stream)).to_bytes()
     lines = [line.split() for line in notes.read_text().splitlines()]
@@ -259,7 +258,6 @@ def test_a_client_has_one_machine() -> None:
     [
         {"class_path": "pytorch_lightning.callbacks.Nothing"},
         {"class_path": "no_such_package.Callback"},
-        {"class_path": "Timer"},
         {"class_path": "pytorch_lightning.callbacks.Timer", "init_args": {"surprise": 1}},
         {"class_path": "tests.core.listeners.Notes"},
         {"class_path": None},
@@ -268,7 +266,7 @@ def test_a_client_has_one_machine() -> None:
 )
 def test_what_cannot_be_made_is_one_line_that_names_it(named: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"trainer\.callbacks") as refusal:
-        ClientTrainer({"callbacks": [named]})
+        restored({"trainer": {"callbacks": [named]}}, SCHEMA)
     assert str(named["class_path"]) in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

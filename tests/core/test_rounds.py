@@ -53,7 +53,7 @@ def test_no_initialisation_works_too(federate: Federate, digits: FederatedStream
     assert bool((state["prototypes.samples"] > 0).all())
 
 
-@pytest.mark.parametrize("fold_by", ["scaled", "product", "moments", "mean"])
+@pytest.mark.parametrize("fold_by", ["scaled", "product", "moments"])
 @pytest.mark.parametrize("head", [LinearHead(), GaussianHead()], ids=["linear", "gaussian"])
 @pytest.mark.parametrize("options", [{}, {"scope": "seen"}], ids=str)
 def test_every_fold_plays_rounds_with_every_option(

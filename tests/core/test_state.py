@@ -7,13 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn import wire
 from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.heads import prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.messages import FitInstruction
 from fedbnn.seeds import address, forked, generator
-from fedbnn.state import State
+from fedbnn.state import Malformed, State, unpack
 
 
 def filled(scale: bool = False) -> State:
@@ -91,8 +90,8 @@ def test_two_names_for_one_memory_can_be_sent() -> None:
 
 
 def test_a_pickle_is_not_a_message() -> None:
-    with pytest.raises(wire.Malformed):
-        wire.unpack(pickle.dumps({"backbone": torch.zeros(2)}))
+    with pytest.raises(Malformed):
+        unpack(pickle.dumps({"backbone": torch.zeros(2)}))
 
 
 @given(st.integers(0, 2**40), st.integers(0, 999), st.integers(0, 999))

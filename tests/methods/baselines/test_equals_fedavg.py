@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fedbnn.methods.fedavg import FedAvg
-from fedbnn.methods.fedprox import FedProx
+from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
 from fedbnn.methods.scaffold import Scaffold

@@ -9,14 +9,13 @@ from torch.nn.functional import normalize
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, Update
-from fedbnn.methods.base import Assignment
+from fedbnn.methods.base import Assignment, Replay
 from fedbnn.methods.glfc import (
     BEST,
     FCIL,
     OLD,
     SIGNALS,
     Compensated,
-    Exemplars,
     ProxyFold,
     compensation,
     herding,
@@ -77,8 +76,8 @@ def pictures(labels: list[int]) -> ImageSet:
 def test_memory_is_shared_evenly_and_kept_as_bytes() -> None:
     with forked(0):
         kept = memorise(pictures([0, 0, 0, 0, 1, 1, 1]), torch.randn(7, 3), 5)
-    assert Exemplars().counts({}, kept) == {"a": 2, "b": 2}
-    assert Exemplars().stored(kept) == 4
+    assert Replay().counts({}, kept) == {"a": 2, "b": 2}
+    assert Replay().stored(kept) == 4
     assert kept["pixels"].dtype == torch.uint8
     assert set(kept["pixels"].flatten()[kept["labels"] == 1].tolist()) <= {4, 5, 6}
 
@@ -86,12 +85,12 @@ def test_memory_is_shared_evenly_and_kept_as_bytes() -> None:
 def test_replay_adds_absent_classes_at_the_end_and_is_what_was_announced() -> None:
     pixels = torch.tensor([90, 91, 92], dtype=torch.uint8).view(3, 1, 1, 1)
     memory = State({"pixels": pixels, "labels": torch.tensor([0, 1, 1])}, ("c", "a"))
-    images = Exemplars().images(pictures([0, 1]), memory)
+    images = Replay().images(pictures([0, 1]), memory)
     assert images.pixels.flatten().tolist() == [0, 1, 90]
     assert images.labels.tolist() == [0, 1, 2]
-    assert images.counts() == Exemplars().counts({"a": 1, "b": 1}, memory)
-    assert Exemplars().counts({"a": 1}, None) == {"a": 1}
-    assert Exemplars().images(images, None) is images
+    assert images.counts() == Replay().counts({"a": 1, "b": 1}, memory)
+    assert Replay().counts({"a": 1}, None) == {"a": 1}
+    assert Replay().images(images, None) is images
 
 
 def test_normalised_entropy_is_one_for_ignorance_and_zero_for_certainty() -> None:
@@ -105,8 +104,8 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
     assert prototypes(features, torch.tensor([0, 0, 0, 1, 1, 1])).tolist() == [1, 4]
 
 
-def folded(state: State, signals: list[float], proxy: bool = True) -> State:
-    fold = ProxyFold(state, proxy)
+def folded(state: State, signals: list[float]) -> State:
+    fold = ProxyFold(state)
     tensors = {
         "backbone": state["backbone"] + 1,
         "buffers": state["buffers"],
@@ -136,12 +135,6 @@ def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) ->
     assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.backbone"][0]) == 4
 
 
-def test_without_a_proxy_the_newest_model_is_the_old_one(fresh) -> None:
-    one = folded(folded(fresh, [0.9, 0.0, 2.0], proxy=False), [1.0, 1.0, 2.0], proxy=False)
-    assert float(one[f"{OLD}.backbone"][0]) == 1
-    assert f"{BEST}.backbone" not in one
-
-
 @pytest.mark.parametrize("signals", [[1.1, 0, 0], [0.5, 0.5, 0], [0.5, 1, -1]])
 def test_signals_out_of_range_are_a_defect(signals) -> None:
     update = Update("r", 1, "train", 0, "", 1, {}, {SIGNALS: torch.tensor(signals)})
@@ -153,14 +146,8 @@ def test_signals_in_range_are_no_defect() -> None:
     assert FCIL().aggregator(State({})).defect(State({}), update) is None
 
 
-@pytest.mark.parametrize(("proxy", "chooses"), [("prototype", True), ("off", False)])
-def test_the_setting_says_whether_the_proxy_chooses(proxy, chooses, fresh) -> None:
-    assert FCIL(proxy=proxy).aggregator(fresh).fold(fresh).chooses is chooses
-
-
-@pytest.mark.parametrize("proxy", ["prototype", "off"])
-def test_it_finds_the_transition_by_itself_and_replays(proxy, toy, played) -> None:
-    run = played(FCIL(memory=8, threshold=0.01, proxy=proxy), toy(rounds=6), QUICK)
+def test_it_finds_the_transition_by_itself_and_replays(toy, played) -> None:
+    run = played(FCIL(memory=8, threshold=0.01), toy(rounds=6), QUICK)
     assert [OLD in state.notes for state in run.states] == [False, False, False, True, True, True]
     assert run.last.notes[OLD] == ["toy/0", "toy/1"]
     assert [run.records[number]["samples"] for number in (3, 4)] == [48, 48 + 4 * 8]

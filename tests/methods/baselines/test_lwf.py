@@ -8,7 +8,7 @@ import torch
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.methods.lwf import Distilled, LwF
-from fedbnn.methods.objectives import OldColumns, recall, remember, rename
+from fedbnn.methods.objectives import Teacher, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -35,8 +35,8 @@ def distilled(backbone) -> tuple[Classifier, Distilled, State]:
     layout = layout_of(backbone)
     state = a_state(backbone, layout)
     state = remember(state, "teacher", state)
-    teacher = recall(state, "teacher", backbone, layout)
-    return student_of(backbone, state), Distilled(OldColumns(teacher, state, NEW), 3.0, 2.0), state
+    teacher = Teacher(state, "teacher", NEW, backbone, layout)
+    return student_of(backbone, state), Distilled(teacher, 3.0, 2.0), state
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def images() -> torch.Tensor:
 
 def test_the_teacher_knows_trained_classes_only() -> None:
     _, terms, _ = distilled(MLP(SHAPE, (3,)))
-    assert set(terms.old.teacher.classes) == {"a", "b", "c"}
+    assert set(terms.teacher.classes) == {"a", "b", "c"}
 
 
 def test_the_distillation_is_zero_where_student_and_teacher_agree(images) -> None:
     network, terms, _ = distilled(MLP(SHAPE, (3,)))
     features = network.backbone(images)
-    student = terms.old.student(features, network.head(features))
-    assert torch.equal(student.detach(), terms.old.teacher.logits(images))
+    student = terms.teacher.student(features, network.head(features))
+    assert torch.equal(student.detach(), terms.teacher.logits(images))
     assert float(terms.distillation(student, images).detach()) == 0
 
 
@@ -64,9 +64,9 @@ def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) ->
         for weight in network.parameters():
             weight += 0.3
     features = network.backbone(images)
-    student = terms.old.student(features, network.head(features))
+    student = terms.teacher.student(features, network.head(features))
     want = torch.distributions.kl_divergence(
-        torch.distributions.Categorical(logits=terms.old.teacher.logits(images) / 2),
+        torch.distributions.Categorical(logits=terms.teacher.logits(images) / 2),
         torch.distributions.Categorical(logits=student.detach() / 2),
     )
     assert torch.allclose(terms.distillation(student, images).detach(), 4 * want.mean(), rtol=1e-4)
@@ -79,7 +79,7 @@ def test_its_gradient_reaches_old_rows_and_the_backbone_but_no_new_row(images) -
         for weight in network.parameters():
             weight += 0.3
     features = network.backbone(images)
-    terms.distillation(terms.old.student(features, network.head(features)), images).backward()
+    terms.distillation(terms.teacher.student(features, network.head(features)), images).backward()
     touched = network.head.weight.grad.abs().sum(1) > 0
     assert dict(zip(NEW, touched.tolist(), strict=True)) == {"b": True, "c": True, "d": False}
     assert all(weight.grad.abs().sum() > 0 for weight in network.backbone.parameters())
@@ -90,7 +90,7 @@ def test_the_teacher_is_frozen_and_in_eval_mode() -> None:
     with forked(0):
         network.train()
         terms.loss(network, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])).backward()
-    teacher = terms.old.teacher.backbone
+    teacher = terms.teacher.backbone
     assert not teacher.training
     assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
     weights, buffers = layout_of(teacher).read(teacher)
@@ -121,6 +121,7 @@ def test_a_kept_model_can_be_renamed() -> None:
     )
     moved = rename(both, "x.best", "x.old")
     assert torch.equal(moved["x.old.backbone"], state["backbone"] + 1)
-    assert recall(moved, "x.best", backbone, layout) is None
+    assert moved.notes["x.old"] == ["a", "b", "c"]
+    assert "x.best" not in moved.notes
     assert "x.best.backbone" not in moved
     assert set(state.tensors) <= set(moved.tensors)
