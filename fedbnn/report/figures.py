@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
-from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, at, by_method, spread
+from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, by_method, over_seeds, spread
 
 Names = Sequence[str]
 Shares = Sequence[Sequence[float]]
+Curves = Sequence[Sequence[float | None]]
 Series = Mapping[str, Sequence[Cell]]
 
 
@@ -34,9 +35,9 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
         return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
-def _over_seeds(grouped: Mapping[str, Runs], *path: str | int) -> list[Cell]:
+def _each(grouped: Mapping[str, Runs], *path: str) -> list[Cell]:
     """Mean and spread of one number of each method."""
-    return [spread([at(run, *path) for run in mine]) for mine in grouped.values()]
+    return [over_seeds(mine, *path) for mine in grouped.values()]
 
 
 def _heights(cells: Sequence[Cell]) -> Any:
@@ -55,13 +56,10 @@ def focus_on_now(runs: Runs) -> Figure:
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
-    style.legend_below(figure, panels[0])
-    return figure
+    return style.legend_below(figure)
 
 
-def _draw_band(
-    axes: Axes, curves: Sequence[Sequence[float | None]], label: str, place: int
-) -> None:
+def _draw_band(axes: Axes, curves: Curves, label: str, place: int) -> None:
     """Mean and deviation of several curves, at the rounds that all of them have."""
     table, look = np.array(curves, dtype=float), style.line_style(place)
     known = np.isfinite(table).all(axis=0)
@@ -120,24 +118,22 @@ def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: 
     _bars(axes, names, series, *({"color": fill} for fill in fills))
     axes.axhline(level, **style.DOTTED)
     axes.set(**said)
-    style.legend_below(figure, axes)
-    return figure
+    return style.legend_below(figure)
 
 
 def averages(runs: Runs) -> Figure:
     """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
     grouped, figure = by_method(runs), style.canvas(5.4, 3.4)
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        series = {said: _over_seeds(grouped, regime, f"avg_{one}") for one, said in MOMENTS.items()}
+        paths = {said: (regime, f"avg_{moment}") for moment, said in MOMENTS.items()}
+        series = {said: _each(grouped, *path) for said, path in paths.items()}
         pale, full = ({"color": style.REGIME_COLOURS[regime], "alpha": part} for part in (0.55, 1))
         _bars(axes, list(grouped), series, pale, full)
-        chance = spread([at(run, "chance", regime, "avg_fin") for run in runs]).value
-        level = np.nan if chance is None else chance
-        axes.axhline(level, label="chance @Fin", **style.DOTTED)
+        [[chance], _] = _heights([over_seeds(runs, "chance", regime, "avg_fin")])
+        axes.axhline(chance, label="chance @Fin", **style.DOTTED)
         style.percent_axis(axes, SPOKEN[regime])
     figure.axes[1].set_ylabel("")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def accuracy_matrix(runs: Runs) -> Figure:
@@ -176,12 +172,12 @@ def forgetting(runs: Runs) -> Figure | None:
     grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
     if not tasks:
         return None
-    series = {SPOKEN[regime]: _over_seeds(grouped, regime, "forgetting") for regime in REGIMES}
-    if len(grouped) == 1:
-        for regime in REGIMES:
-            drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
-            series[SPOKEN[regime]] = list(map(spread, drops))
-    names, fills = tasks if len(grouped) == 1 else list(grouped), style.REGIME_COLOURS.values()
+    alone, series = len(grouped) == 1, {}
+    for regime, spoken in SPOKEN.items():
+        drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
+        each = _each(grouped, regime, "forgetting")
+        series[spoken] = list(map(spread, drops)) if alone else each
+    names, fills = tasks if alone else list(grouped), style.REGIME_COLOURS.values()
     said = {"title": "Forgetting (lower is better)", "ylabel": "points lost"}
     return _bar_chart(names, series, 0.0, *fills, **said)
 
@@ -199,8 +195,7 @@ def reliability(runs: Runs) -> Figure | None:
             _draw_reliability(axes, bins, len(found) == 1, label=method, **style.line_style(place))
         axes.set(title=SPOKEN[regime], xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     figure.axes[0].set_ylabel("fraction right")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def _draw_reliability(axes: Axes, bins: Runs, shadow: bool, **look: Any) -> None:
@@ -232,8 +227,7 @@ def uncertainty(runs: Runs) -> Figure | None:
         said = f"nats (AUROC {area:.2f})" if area is not None else "nats"
         axes.set(title=name.replace("_", " "), xlabel=said)
     figure.axes[0].set_ylabel(f"share of images (round {taken})")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def posterior_scale(runs: Runs) -> Figure | None:
@@ -250,8 +244,8 @@ def posterior_scale(runs: Runs) -> Figure | None:
     title = "Posterior scale of the weights"
     axes.set(title=title, xlabel="round", ylabel="standard deviation", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.legend()
     return figure
 
@@ -275,9 +269,8 @@ def communication(runs: Runs) -> Figure:
 def novelty(runs: Runs) -> Figure | None:
     """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
     grouped = by_method([run for run in runs if run["novelty"]])
+    series = {name.replace("_", " "): _each(grouped, "novelty", name) for name in UNCERTAINTIES}
     said = {"title": "Seen against unseen classes", "ylabel": "AUROC", "ylim": (0, 1)}
-    cells = [_over_seeds(grouped, "novelty", name) for name in UNCERTAINTIES]
-    series = dict(zip(("entropy", "mutual information"), cells, strict=True))
     fills = style.GREEN, style.PURPLE
     return _bar_chart(list(grouped), series, 0.5, *fills, **said) if grouped else None
 
@@ -294,8 +287,7 @@ def cost(runs: Runs) -> Figure:
         clock.plot([run["seconds"] for run in mine], height, alpha=0.8, **look)
     sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
     clock.set(title="Time", xlabel="seconds")
-    style.legend_below(figure, sent)
-    return figure
+    return style.legend_below(figure)
 
 
 def swept(runs: Runs, sweep: Varied) -> Figure | None:
@@ -309,9 +301,8 @@ def swept(runs: Runs, sweep: Varied) -> Figure | None:
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         for place, method in enumerate(by_method(runs)):
             mine = {one: by_method(points[one]).get(method, []) for one in values}
-            heights, wide = _heights(_over_seeds(mine, regime, "avg_fin"))
+            heights, wide = _heights(_each(mine, regime, "avg_fin"))
             look = {"capsize": 3, "label": method, **style.line_style(place)}
             axes.errorbar(list(map(float, values)), heights, wide, **look)
         style.percent_axis(axes, f"{SPOKEN[regime]} @Fin", sweep.key)
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)

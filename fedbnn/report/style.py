@@ -66,10 +66,11 @@ def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
     axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, top))
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """The legend of these axes under the whole figure, where it covers nothing."""
-    named = axes.get_legend_handles_labels()
+def legend_below(figure: Figure) -> Figure:
+    """The figure with the legend of its first axes under all of it, where it covers nothing."""
+    named = figure.axes[0].get_legend_handles_labels()
     figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+    return figure
 
 
 def settled(figure: Figure) -> Figure:
