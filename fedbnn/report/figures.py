@@ -48,7 +48,7 @@ def _heights(cells: Sequence[Cell]) -> Any:
 
 def focus_on_now(runs: Runs) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
-    figure = style.canvas(6.4, 6.4)
+    figure = Figure(figsize=(6.4, 6.4))
     *panels, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
     for axes, regime in zip(panels, REGIMES, strict=True):
         for place, (method, mine) in enumerate(by_method(runs).items()):
@@ -74,7 +74,7 @@ def _draw_band(axes: Axes, curves: Curves, label: str, place: int) -> None:
 def schedule(shares: Shares, names: Names, title: str = "") -> Figure:
     """Which share of the clients works on which task, and when; names beside it if need be."""
     with style.house():
-        figure = style.canvas(9, 3.2)
+        figure = Figure(figsize=(9, 3.2))
         axes, letters = figure.subplots(), max(map(len, names))
         room = letters * len(names) <= 80
         draw_schedule(axes, shares, names, letters if room else 0)
@@ -113,7 +113,7 @@ def _bars(axes: Axes, names: Names, series: Series, *looks: Any) -> None:
 
 def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: Any) -> Figure:
     """A figure of nothing but bars, and a line at the level to hold them against."""
-    figure = style.canvas(5.4, 3.0)
+    figure = Figure(figsize=(5.4, 3.0))
     axes = figure.subplots()
     _bars(axes, names, series, *({"color": fill} for fill in fills))
     axes.axhline(level, **style.DOTTED)
@@ -123,7 +123,7 @@ def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: 
 
 def averages(runs: Runs) -> Figure:
     """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
-    grouped, figure = by_method(runs), style.canvas(5.4, 3.4)
+    grouped, figure = by_method(runs), Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         paths = {said: (regime, f"avg_{moment}") for moment, said in MOMENTS.items()}
         series = {said: _each(grouped, *path) for said, path in paths.items()}
@@ -139,7 +139,7 @@ def averages(runs: Runs) -> Figure:
 def accuracy_matrix(runs: Runs) -> Figure:
     """Accuracy of every task at the end of every task: methods down, regimes across."""
     grouped, names = by_method(runs), runs[0]["task_names"]
-    figure = style.canvas(5.4, (1.3 + 0.36 * len(names)) * len(grouped))
+    figure = Figure(figsize=(5.4, (1.3 + 0.36 * len(names)) * len(grouped)))
     lines = figure.subplots(len(grouped), 2, sharey=True, squeeze=False)
     for line, (method, mine) in zip(lines, grouped.items(), strict=True):
         for axes, regime in zip(line, REGIMES, strict=True):
@@ -187,7 +187,7 @@ def reliability(runs: Runs) -> Figure | None:
     found = by_method([run for run in runs if run["diagnostics"].get("reliability")])
     if not found:
         return None
-    figure = style.canvas(5.4, 3.6)
+    figure = Figure(figsize=(5.4, 3.6))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         axes.plot([0, 1], [0, 1], **style.DOTTED)
         for place, (method, mine) in enumerate(found.items()):
@@ -215,7 +215,7 @@ def uncertainty(runs: Runs) -> Figure | None:
     histograms = runs[0]["diagnostics"].get("uncertainty")
     if not histograms or not sum(histograms["entropy"]["unseen"]):
         return None
-    figure, taken = style.canvas(5.4, 3.0), histograms["round"]
+    figure, taken = Figure(figsize=(5.4, 3.0)), histograms["round"]
     by_round = {one["round"]: one for one in (runs[0]["novelty"] or {"by_round": []})["by_round"]}
     for axes, name in zip(figure.subplots(1, 2), UNCERTAINTIES, strict=True):
         for part, line in (("seen", style.BLUE), ("unseen", style.VERMILION)):
@@ -235,7 +235,7 @@ def posterior_scale(runs: Runs) -> Figure | None:
     posterior = runs[0]["posterior"]
     if not posterior:
         return None
-    figure = style.canvas(5.4, 3.0)
+    figure = Figure(figsize=(5.4, 3.0))
     axes, rounds = figure.subplots(), [one["round"] for one in posterior]
     for name, line in (("backbone", style.GREEN), ("prototypes", style.PURPLE)):
         low, middle, high = np.array([one["scale"].get(name, [np.nan] * 3) for one in posterior]).T
@@ -252,9 +252,13 @@ def posterior_scale(runs: Runs) -> Figure | None:
 
 def communication(runs: Runs) -> Figure:
     """Bytes one run has sent so far, and where its seconds went."""
-    figure, ways = style.canvas(5.4, 2.8), {"up": "clients to server", "down": "server to clients"}
+    figure = Figure(figsize=(5.4, 2.8))
     sent, clock = figure.subplots(1, 2)
-    for (way, said), line in zip(ways.items(), (style.BLUE, style.VERMILION), strict=True):
+    up, down = (
+        ("up", "clients to server", style.BLUE),
+        ("down", "server to clients", style.VERMILION),
+    )
+    for way, said, line in (up, down):
         total = np.cumsum(runs[0]["bytes_by_round"][way]) / 1e6
         sent.plot(np.arange(len(total)) + 1, total, color=line, label=said)
     sent.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
@@ -277,7 +281,7 @@ def novelty(runs: Runs) -> Figure | None:
 
 def cost(runs: Runs) -> Figure:
     """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
-    figure = style.canvas(5.4, 3.4)
+    figure = Figure(figsize=(5.4, 3.4))
     sent, clock = figure.subplots(1, 2, sharey=True)
     for place, (method, mine) in enumerate(by_method(runs).items()):
         height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
@@ -297,7 +301,7 @@ def swept(runs: Runs, sweep: Varied) -> Figure | None:
         values = sorted(points, key=float)
     except ValueError:
         return None
-    figure = style.canvas(5.4, 3.4)
+    figure = Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         for place, method in enumerate(by_method(runs)):
             mine = {one: by_method(points[one]).get(method, []) for one in values}

@@ -40,11 +40,6 @@ def short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure whose parts make room for each other."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def colours(count: int) -> list[str]:
     """A colour for each of so many things; beyond the palette a scale from dark to light."""
     if count <= len(PALETTE):
