@@ -45,8 +45,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in config.json."""
-        head = {"name": NAMES[type(self.head)], **asdict(self.head)}
-        return {**asdict(self), "head": head}
+        return {**asdict(self), "head": {"name": NAMES[type(self.head)], **asdict(self.head)}}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
@@ -92,8 +91,7 @@ class Model:
 
     def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
         """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
-        parts = (self.backbone, self.layout, self.state, self.card.head)
-        predictor = Predictor(*parts, samples, seed)
+        predictor = Predictor(self.backbone, self.layout, self.state, self.card.head, samples, seed)
         labels = torch.zeros(len(images), dtype=torch.long)
         shown = ImageSet(images, labels, predictor.classes, self.card.preprocess)
         sampled = predictor.scores(shown).softmax(-1)
@@ -128,32 +126,25 @@ def load(run_dir: Path | str) -> Model:
     try:
         card = Card.from_json(json.loads((folder / CARD).read_text()))
         sites, layout = load_file(folder / MODEL), layout_of(build_backbone(card))
-        return Model(card, State(_flat(_fitting(sites, layout, card), layout), card.classes))
+        return Model(card, State(_flat(sites, layout, card), card.classes))
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
 
 
-def _fitting(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:
-    """The sites of a file, if they are those of the network and of the classes on its card."""
+def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:
+    """The flat tensors of a state from the sites of a file, if they are those of its card."""
     for slot in layout.slots:
         if sites[f"backbone.{slot.name}.loc"].shape != slot.shape:
             raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")
-    rows = len(sites["prototypes.loc"])
-    if len(card.classes) != rows:
+    flat = {name: value for name, value in sites.items() if name.startswith(KEPT)}
+    flat["prototypes"] = flat.pop("prototypes.loc")
+    if len(card.classes) != (rows := len(flat["prototypes"])):
         raise ValueError(f"{rows} prototypes for the {len(card.classes)} classes in {CARD}")
-    return sites
-
-
-def _flat(sites: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The flat tensors of a state from the sites of a file."""
-
-    def joined(kind: str) -> Tensor:
-        return layout.flatten({s.name: sites[f"backbone.{s.name}.{kind}"] for s in layout.slots})
-
-    flat = {"backbone": joined("loc"), "prototypes": sites["prototypes.loc"]}
-    if "prototypes.scale" in sites:
-        flat["backbone.scale"] = joined("scale")
-    kept = {name: value for name, value in sites.items() if name.startswith(KEPT)}
-    kept.pop("prototypes.loc")
-    return flat | kept
+    kinds = {"loc": "backbone"} | (
+        {"scale": "backbone.scale"} if "prototypes.scale" in flat else {}
+    )
+    for kind, name in kinds.items():
+        own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
+        flat[name] = layout.flatten(own)
+    return flat

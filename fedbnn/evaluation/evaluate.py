@@ -7,13 +7,14 @@ then the mean is taken.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbnn.config.ranges import Count, NonNegativeCount
 from fedbnn.evaluation import metrics
+from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator
 from fedbnn.state import State
@@ -59,19 +60,6 @@ def _due(round: int, every: int | None, stream: Stream) -> bool:
     return often or round == stream.rounds or round in stream.task_ends()
 
 
-class Scorer(Protocol):
-    """A model as evaluation sees it; its S weight samples stay the same between calls."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The classes that have a trained row, in the order of the columns."""
-        ...
-
-    def scores(self, images: ImageSet) -> Tensor:
-        """Log-scores (S, n, C): a softmax over some columns gives each sample's probabilities."""
-        ...
-
-
 @dataclass(frozen=True)
 class Predictions:
     """Of n images: mean probabilities and labels as their columns in both regimes; uncertainty."""
@@ -89,14 +77,14 @@ class Predictions:
         return (self.task_aware, self.task_labels) if aware else (self.class_agnostic, self.labels)
 
 
-def predict(model: Scorer, images: ImageSet, task: Task, batch_size: int) -> Predictions:
+def predict(model: Predictor, images: ImageSet, task: Task, batch_size: int) -> Predictions:
     """Predict images of one task; the scores of `batch_size` images are in memory at a time."""
     chunks = torch.split(torch.arange(len(images)), batch_size)
     parts = [_predict_chunk(model, images.subset(chunk), task) for chunk in chunks]
-    return Predictions(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _predict_chunk(model: Scorer, images: ImageSet, task: Task) -> tuple[Tensor, ...]:
+def _predict_chunk(model: Predictor, images: ImageSet, task: Task) -> tuple[Tensor, ...]:
     """The columns of `Predictions`: probabilities are averaged over the samples, never scores."""
     own = [column for column, name in enumerate(model.classes) if name in task.classes]
     scores = model.scores(images).float().cpu()
@@ -114,7 +102,7 @@ def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:
 
 
 def evaluate_round(
-    model: Scorer, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
+    model: Predictor, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
 ) -> dict[str, Any]:
     """The evaluated part of a round's record: fon, tasks, novelty, diagnostics, seen_classes.
 
@@ -132,7 +120,7 @@ def evaluate_round(
 class _Round:
     """One evaluation: which model, on what, and how."""
 
-    model: Scorer
+    model: Predictor
     stream: Stream
     round: int
     settings: Evaluation
@@ -143,7 +131,7 @@ class _Round:
         images = self._tested(self.stream.test_now(self.round, self.settings.images))
         left, right = torch.ones(len(images), dtype=torch.bool), dict.fromkeys(REGIMES, 0.0)
         for task, share in zip(self.stream.tasks, self.stream.shares(self.round), strict=True):
-            mine = left & _has_class(images, task.classes) & (share > 0)
+            mine = left & (_as_columns(images, task.classes) >= 0) & (share > 0)
             left = left & ~mine
             if found := self._predict(images.subset(mine.nonzero().flatten()), task):
                 for name in REGIMES:
@@ -178,23 +166,17 @@ class _Round:
     def _tested(self, images: ImageSet) -> ImageSet:
         if not self.known_only:
             return images
-        return images.subset(_has_class(images, self.model.classes).nonzero().flatten())
+        return images.subset((_as_columns(images, self.model.classes) >= 0).nonzero().flatten())
 
     def _predict(self, images: ImageSet, task: Task) -> Predictions | None:
         """Predictions, if there are any images."""
-        size = self.settings.batch_size
-        return predict(self.model, images, task, size) if len(images) else None
+        return predict(self.model, images, task, self.settings.batch_size) if len(images) else None
 
 
 def begun(stream: Stream, round: int) -> list[bool]:
     """For each task, whether any round up to this one had a share of it."""
     shares = [stream.shares(earlier) for earlier in range(1, round + 1)]
     return [any(share > 0 for share in column) for column in zip(*shares, strict=True)]
-
-
-def _has_class(images: ImageSet, classes: Sequence[str]) -> Tensor:
-    """For each image, whether its class is one of these."""
-    return torch.tensor([name in classes for name in images.classes])[images.labels]
 
 
 def _by_seen(predictions: Sequence[Predictions], uncertainty: str) -> tuple[Tensor, Tensor]:
@@ -213,7 +195,7 @@ def _task_line(predictions: Predictions) -> dict[str, Any]:
 
 
 def evaluate_clients(
-    models: Sequence[Scorer], stream: Stream, round: int, settings: Evaluation
+    models: Sequence[Predictor], stream: Stream, round: int, settings: Evaluation
 ) -> dict[str, Any]:
     """Each client's model on the classes it knows: the mean of every number they have."""
     found = [evaluate_round(one, stream, round, settings, known_only=True) for one in models]

@@ -11,16 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
-from torchmetrics.functional.classification import (
-    binary_auroc,
-    multiclass_calibration_error,
-    multiclass_stat_scores,
-)
+from torchmetrics.functional import classification
 
 from fedbnn.state import State
 
 Row = Sequence[float | None]
-
 BINS, HISTOGRAM_BINS, MOST_SCALES = 15, 30, 1_000_000
 SMALLEST = torch.finfo(torch.float32).eps
 """Probabilities are raised to this before the logarithm: a mistake costs at most 15.9."""
@@ -55,7 +50,9 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     """100/n sum_i [argmax_c p_ic = y_i]; torchmetrics counts, its ratio has single precision."""
     classes = probabilities.shape[1]
-    right = multiclass_stat_scores(probabilities, labels, classes, average="micro")[0]
+    right = classification.multiclass_stat_scores(probabilities, labels, classes, average="micro")[
+        0
+    ]
     return 100 * (int(right) / len(labels))
 
 
@@ -74,7 +71,9 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 def ece(probabilities: Tensor, labels: Tensor) -> float:
     """sum_b n_b/n |accuracy_b - confidence_b| over equal bins of the highest probability."""
     classes = probabilities.shape[1]
-    return float(multiclass_calibration_error(probabilities, labels, classes, BINS, norm="l1"))
+    return float(
+        classification.multiclass_calibration_error(probabilities, labels, classes, BINS, norm="l1")
+    )
 
 
 def chance(labels: Tensor, columns: int) -> float:
@@ -99,7 +98,7 @@ def unseen_auroc(seen: Tensor, unseen: Tensor) -> float | None:
         return None
     values = torch.cat([seen, unseen]).double()
     target = torch.cat([torch.zeros(len(seen)), torch.ones(len(unseen))]).long()
-    return float(binary_auroc(values / values.max().clamp(min=SMALLEST), target))
+    return float(classification.binary_auroc(values / values.max().clamp(min=SMALLEST), target))
 
 
 def reliability(predicted: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
@@ -121,11 +120,10 @@ def reliability(predicted: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[fl
 def histograms(seen: Tensor, unseen: Tensor) -> dict[str, list[float]]:
     """How many of both lie between 31 equal edges from 0 to the largest value."""
     largest = max(float(torch.cat([seen, unseen]).max()), SMALLEST)
-    parts = {"seen": seen, "unseen": unseen}
-    counts = {
-        name: torch.histc(part, HISTOGRAM_BINS, 0, largest).tolist() for name, part in parts.items()
-    }
-    return {"edges": torch.linspace(0, largest, HISTOGRAM_BINS + 1).tolist(), **counts}
+    both = {"seen": seen, "unseen": unseen}
+    counts = {name: torch.histc(one, HISTOGRAM_BINS, 0, largest) for name, one in both.items()}
+    found = {"edges": torch.linspace(0, largest, HISTOGRAM_BINS + 1), **counts}
+    return {name: values.tolist() for name, values in found.items()}
 
 
 def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
@@ -136,8 +134,7 @@ def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
     if not state.bayesian:
         return None
     marks, sites = torch.tensor([0.05, 0.5, 0.95]), ("backbone", "prototypes")
-    known = [site for site in sites if f"{site}.scale" in state]
-    scales = {site: state[f"{site}.scale"].flatten() for site in known}
+    scales = {one: state[f"{one}.scale"].flatten() for one in sites if f"{one}.scale" in state}
     some = {site: one[:: -(-len(one) // MOST_SCALES)] for site, one in scales.items() if len(one)}
     return {"scale": {site: torch.quantile(part, marks).tolist() for site, part in some.items()}}
 

@@ -35,13 +35,11 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
 
     `linear` is what the linear rows would have said where class posteriors predict.
     """
-    by_round = {line["round"]: line for line in lines}
     second = [{**line, **line["linear"]} for line in lines if line.get("linear")]
-    scales = [{"round": line["round"], **line["posterior"]} for line in _with(lines, "posterior")]
     return {
         **asdict(facts),
-        "rounds_done": max(by_round, default=0),
-        "chance": {name: _chance(by_round, facts, name) for name in REGIMES},
+        "rounds_done": max((line["round"] for line in lines), default=0),
+        "chance": {name: _moments(lines, facts, "chance", name)[1] for name in REGIMES},
         **_qualities(lines, facts),
         **({"linear": _qualities(second, facts)} if second else {}),
         **_costs(lines),
@@ -49,65 +47,58 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
         "refused": _incidents(lines, "refused", "reason"),
         "down_weighted": _incidents(lines, "trust", "trust"),
         "shares": [list(line.get("shares") or []) for line in lines],
-        "posterior": scales,
+        "posterior": _by_round(lines, "posterior"),
     }
 
 
-def _with(lines: Sequence[Line], key: str) -> list[Line]:
-    """The lines that have something under this key."""
-    return [line for line in lines if line.get(key)]
+def _by_round(lines: Sequence[Line], key: str) -> list[dict[str, Any]]:
+    """What the lines have under a key, each with its round."""
+    return [{"round": line["round"], **line[key]} for line in lines if line.get(key)]
 
 
 def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
     """Everything that evaluation found: both regimes, Focus-on-Now, calibration, novelty."""
-    by_round = {line["round"]: line for line in lines}
-    regimes = {name: _regime(by_round, facts, name) for name in REGIMES}
-    now = [(by_round.get(number) or {}).get("fon") or {} for number in range(1, facts.rounds + 1)]
+    regimes = {name: _regime(lines, facts, name) for name in REGIMES}
+    now = {line["round"]: line.get("fon") or {} for line in lines}
+    rounds = range(1, facts.rounds + 1)
+    found = _by_round(lines, "novelty")
+    novelty = {name: metrics.average([one[name] for one in found]) for name in UNCERTAINTIES}
     return {
         **regimes,
-        "fon": {name: [values.get(name) for values in now] for name in REGIMES},
+        "fon": {name: [now.get(one, {}).get(name) for one in rounds] for name in REGIMES},
         **{name: regimes["class_agnostic"][name] for name in CALIBRATION},
-        "novelty": _novelty(lines),
+        "novelty": {**novelty, "by_round": found} if found else None,
     }
 
 
-def _regime(by_round: Mapping[int, Line], facts: Facts, regime: str) -> dict[str, Any]:
+def _regime(lines: Sequence[Line], facts: Facts, regime: str) -> dict[str, Any]:
     """Accuracy matrix and what follows from it, and calibration at the end, in one regime."""
-    matrix = [_task_values(by_round.get(end), facts, regime, "accuracy") for end in facts.task_ends]
-    final = by_round.get(facts.rounds)
-    fin, own = _task_values(final, facts, regime, "accuracy"), metrics.diagonal(matrix)
+    matrix, moments = _moments(lines, facts, regime, "accuracy")
+    fin = moments["fin"]
+    errors = {name: _moments(lines, facts, regime, name)[1]["avg_fin"] for name in CALIBRATION}
     return {
-        "ts": own,
-        "fin": fin,
-        "avg_ts": metrics.average(own),
-        "avg_fin": metrics.average(fin),
+        **moments,
         "forgetting": metrics.forgetting(matrix, fin),
         "forgetting_by_task": metrics.forgetting_by_task(matrix, fin),
         "backward_transfer": metrics.backward_transfer(matrix, fin),
         "matrix": matrix,
-        **{name: metrics.average(_task_values(final, facts, regime, name)) for name in CALIBRATION},
+        **errors,
     }
 
 
-def _task_values(line: Line | None, facts: Facts, regime: str, name: str) -> Values:
-    """One number of every task from one line; None for tasks it did not evaluate."""
-    tasks = line["tasks"] if line is not None else [None] * len(facts.task_names)
-    return [None if task is None else task[regime][name] for task in tasks]
-
-
-def _chance(by_round: Mapping[int, Line], facts: Facts, regime: str) -> dict[str, Any]:
-    """Chance level beside each @TS and each @Fin."""
-    rounds = (*facts.task_ends, facts.rounds)
-    *ends, fin = (_task_values(by_round.get(one), facts, "chance", regime) for one in rounds)
-    own = metrics.diagonal(ends)
-    return {"ts": own, "fin": fin, "avg_ts": metrics.average(own), "avg_fin": metrics.average(fin)}
-
-
-def _novelty(lines: Sequence[Line]) -> dict[str, Any] | None:
-    """Mean AUROC over the evaluations that had unseen classes, and each of them."""
-    found = [{"round": line["round"], **line["novelty"]} for line in _with(lines, "novelty")]
-    means = {name: metrics.average([one[name] for one in found]) for name in UNCERTAINTIES}
-    return {**means, "by_round": found} if found else None
+def _moments(
+    lines: Sequence[Line], facts: Facts, part: str, name: str
+) -> tuple[list[Values], dict[str, Any]]:
+    """One number of every task at every task's end; and from it @TS, @Fin and their averages."""
+    nothing = [None] * len(facts.task_names)
+    tasks = {line["round"]: line["tasks"] for line in lines}
+    *matrix, fin = (
+        [task and task[part][name] for task in tasks.get(round, nothing)]
+        for round in (*facts.task_ends, facts.rounds)
+    )
+    own = metrics.diagonal(matrix)
+    averages = {"avg_ts": metrics.average(own), "avg_fin": metrics.average(fin)}
+    return matrix, {"ts": own, "fin": fin, **averages}
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, Any]:
@@ -129,16 +120,19 @@ def _incidents(lines: Sequence[Line], key: str, what: str) -> list[dict[str, Any
     """Every client that a round names under this key, with what the round says of it."""
     return [
         {"round": line["round"], "client": int(client), what: value}
-        for line in _with(lines, key)
-        for client, value in line[key].items()
+        for line in lines
+        for client, value in (line.get(key) or {}).items()
     ]
 
 
 def diagnostics(lines: Sequence[Line]) -> dict[str, Any]:
     """diagnostics.json: calibration at the end, uncertainty when classes were last unseen."""
-    evaluated = _with(lines, "diagnostics")
-    chosen = {"reliability": evaluated, "uncertainty": _with(evaluated, "novelty") or evaluated}
-    return {part: _last(some, part) for part, some in chosen.items()}
+    evaluated = [line for line in lines if line.get("diagnostics")]
+    unseen = [line for line in evaluated if line.get("novelty")] or evaluated
+    return {
+        "reliability": _last(evaluated, "reliability"),
+        "uncertainty": _last(unseen, "uncertainty"),
+    }
 
 
 def _last(lines: Sequence[Line], part: str) -> dict[str, Any] | None:

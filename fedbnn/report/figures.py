@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
-from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, at, by_method, spread
+from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, by_method, over_seeds, spread
 
 Names = Sequence[str]
 Shares = Sequence[Sequence[float]]
+Curves = Sequence[Sequence[float | None]]
 Series = Mapping[str, Sequence[Cell]]
 
 
@@ -34,9 +35,9 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
         return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
-def _over_seeds(grouped: Mapping[str, Runs], *path: str | int) -> list[Cell]:
+def _each(grouped: Mapping[str, Runs], *path: str) -> list[Cell]:
     """Mean and spread of one number of each method."""
-    return [spread([at(run, *path) for run in mine]) for mine in grouped.values()]
+    return [over_seeds(mine, *path) for mine in grouped.values()]
 
 
 def _heights(cells: Sequence[Cell]) -> Any:
@@ -47,7 +48,7 @@ def _heights(cells: Sequence[Cell]) -> Any:
 
 def focus_on_now(runs: Runs) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
-    figure = style.canvas(6.4, 6.4)
+    figure = Figure(figsize=(6.4, 6.4))
     *panels, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
     for axes, regime in zip(panels, REGIMES, strict=True):
         for place, (method, mine) in enumerate(by_method(runs).items()):
@@ -55,13 +56,10 @@ def focus_on_now(runs: Runs) -> Figure:
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
-    style.legend_below(figure, panels[0])
-    return figure
+    return style.legend_below(figure)
 
 
-def _draw_band(
-    axes: Axes, curves: Sequence[Sequence[float | None]], label: str, place: int
-) -> None:
+def _draw_band(axes: Axes, curves: Curves, label: str, place: int) -> None:
     """Mean and deviation of several curves, at the rounds that all of them have."""
     table, look = np.array(curves, dtype=float), style.line_style(place)
     known = np.isfinite(table).all(axis=0)
@@ -76,7 +74,7 @@ def _draw_band(
 def schedule(shares: Shares, names: Names, title: str = "") -> Figure:
     """Which share of the clients works on which task, and when; names beside it if need be."""
     with style.house():
-        figure = style.canvas(9, 3.2)
+        figure = Figure(figsize=(9, 3.2))
         axes, letters = figure.subplots(), max(map(len, names))
         room = letters * len(names) <= 80
         draw_schedule(axes, shares, names, letters if room else 0)
@@ -115,35 +113,33 @@ def _bars(axes: Axes, names: Names, series: Series, *looks: Any) -> None:
 
 def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: Any) -> Figure:
     """A figure of nothing but bars, and a line at the level to hold them against."""
-    figure = style.canvas(5.4, 3.0)
+    figure = Figure(figsize=(5.4, 3.0))
     axes = figure.subplots()
     _bars(axes, names, series, *({"color": fill} for fill in fills))
     axes.axhline(level, **style.DOTTED)
     axes.set(**said)
-    style.legend_below(figure, axes)
-    return figure
+    return style.legend_below(figure)
 
 
 def averages(runs: Runs) -> Figure:
     """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
-    grouped, figure = by_method(runs), style.canvas(5.4, 3.4)
+    grouped, figure = by_method(runs), Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        series = {said: _over_seeds(grouped, regime, f"avg_{one}") for one, said in MOMENTS.items()}
+        paths = {said: (regime, f"avg_{moment}") for moment, said in MOMENTS.items()}
+        series = {said: _each(grouped, *path) for said, path in paths.items()}
         pale, full = ({"color": style.REGIME_COLOURS[regime], "alpha": part} for part in (0.55, 1))
         _bars(axes, list(grouped), series, pale, full)
-        chance = spread([at(run, "chance", regime, "avg_fin") for run in runs]).value
-        level = np.nan if chance is None else chance
-        axes.axhline(level, label="chance @Fin", **style.DOTTED)
+        [[chance], _] = _heights([over_seeds(runs, "chance", regime, "avg_fin")])
+        axes.axhline(chance, label="chance @Fin", **style.DOTTED)
         style.percent_axis(axes, SPOKEN[regime])
     figure.axes[1].set_ylabel("")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def accuracy_matrix(runs: Runs) -> Figure:
     """Accuracy of every task at the end of every task: methods down, regimes across."""
     grouped, names = by_method(runs), runs[0]["task_names"]
-    figure = style.canvas(5.4, (1.3 + 0.36 * len(names)) * len(grouped))
+    figure = Figure(figsize=(5.4, (1.3 + 0.36 * len(names)) * len(grouped)))
     lines = figure.subplots(len(grouped), 2, sharey=True, squeeze=False)
     for line, (method, mine) in zip(lines, grouped.items(), strict=True):
         for axes, regime in zip(line, REGIMES, strict=True):
@@ -176,12 +172,12 @@ def forgetting(runs: Runs) -> Figure | None:
     grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
     if not tasks:
         return None
-    series = {SPOKEN[regime]: _over_seeds(grouped, regime, "forgetting") for regime in REGIMES}
-    if len(grouped) == 1:
-        for regime in REGIMES:
-            drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
-            series[SPOKEN[regime]] = list(map(spread, drops))
-    names, fills = tasks if len(grouped) == 1 else list(grouped), style.REGIME_COLOURS.values()
+    alone, series = len(grouped) == 1, {}
+    for regime, spoken in SPOKEN.items():
+        drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
+        each = _each(grouped, regime, "forgetting")
+        series[spoken] = list(map(spread, drops)) if alone else each
+    names, fills = tasks if alone else list(grouped), style.REGIME_COLOURS.values()
     said = {"title": "Forgetting (lower is better)", "ylabel": "points lost"}
     return _bar_chart(names, series, 0.0, *fills, **said)
 
@@ -191,7 +187,7 @@ def reliability(runs: Runs) -> Figure | None:
     found = by_method([run for run in runs if run["diagnostics"].get("reliability")])
     if not found:
         return None
-    figure = style.canvas(5.4, 3.6)
+    figure = Figure(figsize=(5.4, 3.6))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         axes.plot([0, 1], [0, 1], **style.DOTTED)
         for place, (method, mine) in enumerate(found.items()):
@@ -199,8 +195,7 @@ def reliability(runs: Runs) -> Figure | None:
             _draw_reliability(axes, bins, len(found) == 1, label=method, **style.line_style(place))
         axes.set(title=SPOKEN[regime], xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     figure.axes[0].set_ylabel("fraction right")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def _draw_reliability(axes: Axes, bins: Runs, shadow: bool, **look: Any) -> None:
@@ -220,7 +215,7 @@ def uncertainty(runs: Runs) -> Figure | None:
     histograms = runs[0]["diagnostics"].get("uncertainty")
     if not histograms or not sum(histograms["entropy"]["unseen"]):
         return None
-    figure, taken = style.canvas(5.4, 3.0), histograms["round"]
+    figure, taken = Figure(figsize=(5.4, 3.0)), histograms["round"]
     by_round = {one["round"]: one for one in (runs[0]["novelty"] or {"by_round": []})["by_round"]}
     for axes, name in zip(figure.subplots(1, 2), UNCERTAINTIES, strict=True):
         for part, line in (("seen", style.BLUE), ("unseen", style.VERMILION)):
@@ -232,8 +227,7 @@ def uncertainty(runs: Runs) -> Figure | None:
         said = f"nats (AUROC {area:.2f})" if area is not None else "nats"
         axes.set(title=name.replace("_", " "), xlabel=said)
     figure.axes[0].set_ylabel(f"share of images (round {taken})")
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)
 
 
 def posterior_scale(runs: Runs) -> Figure | None:
@@ -241,7 +235,7 @@ def posterior_scale(runs: Runs) -> Figure | None:
     posterior = runs[0]["posterior"]
     if not posterior:
         return None
-    figure = style.canvas(5.4, 3.0)
+    figure = Figure(figsize=(5.4, 3.0))
     axes, rounds = figure.subplots(), [one["round"] for one in posterior]
     for name, line in (("backbone", style.GREEN), ("prototypes", style.PURPLE)):
         low, middle, high = np.array([one["scale"].get(name, [np.nan] * 3) for one in posterior]).T
@@ -250,17 +244,21 @@ def posterior_scale(runs: Runs) -> Figure | None:
     title = "Posterior scale of the weights"
     axes.set(title=title, xlabel="round", ylabel="standard deviation", yscale="log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.legend()
     return figure
 
 
 def communication(runs: Runs) -> Figure:
     """Bytes one run has sent so far, and where its seconds went."""
-    figure, ways = style.canvas(5.4, 2.8), {"up": "clients to server", "down": "server to clients"}
+    figure = Figure(figsize=(5.4, 2.8))
     sent, clock = figure.subplots(1, 2)
-    for (way, said), line in zip(ways.items(), (style.BLUE, style.VERMILION), strict=True):
+    up, down = (
+        ("up", "clients to server", style.BLUE),
+        ("down", "server to clients", style.VERMILION),
+    )
+    for way, said, line in (up, down):
         total = np.cumsum(runs[0]["bytes_by_round"][way]) / 1e6
         sent.plot(np.arange(len(total)) + 1, total, color=line, label=said)
     sent.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
@@ -275,16 +273,15 @@ def communication(runs: Runs) -> Figure:
 def novelty(runs: Runs) -> Figure | None:
     """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
     grouped = by_method([run for run in runs if run["novelty"]])
+    series = {name.replace("_", " "): _each(grouped, "novelty", name) for name in UNCERTAINTIES}
     said = {"title": "Seen against unseen classes", "ylabel": "AUROC", "ylim": (0, 1)}
-    cells = [_over_seeds(grouped, "novelty", name) for name in UNCERTAINTIES]
-    series = dict(zip(("entropy", "mutual information"), cells, strict=True))
     fills = style.GREEN, style.PURPLE
     return _bar_chart(list(grouped), series, 0.5, *fills, **said) if grouped else None
 
 
 def cost(runs: Runs) -> Figure:
     """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
-    figure = style.canvas(5.4, 3.4)
+    figure = Figure(figsize=(5.4, 3.4))
     sent, clock = figure.subplots(1, 2, sharey=True)
     for place, (method, mine) in enumerate(by_method(runs).items()):
         height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
@@ -294,8 +291,7 @@ def cost(runs: Runs) -> Figure:
         clock.plot([run["seconds"] for run in mine], height, alpha=0.8, **look)
     sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
     clock.set(title="Time", xlabel="seconds")
-    style.legend_below(figure, sent)
-    return figure
+    return style.legend_below(figure)
 
 
 def swept(runs: Runs, sweep: Varied) -> Figure | None:
@@ -305,13 +301,12 @@ def swept(runs: Runs, sweep: Varied) -> Figure | None:
         values = sorted(points, key=float)
     except ValueError:
         return None
-    figure = style.canvas(5.4, 3.4)
+    figure = Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         for place, method in enumerate(by_method(runs)):
             mine = {one: by_method(points[one]).get(method, []) for one in values}
-            heights, wide = _heights(_over_seeds(mine, regime, "avg_fin"))
+            heights, wide = _heights(_each(mine, regime, "avg_fin"))
             look = {"capsize": 3, "label": method, **style.line_style(place)}
             axes.errorbar(list(map(float, values)), heights, wide, **look)
         style.percent_axis(axes, f"{SPOKEN[regime]} @Fin", sweep.key)
-    style.legend_below(figure, figure.axes[0])
-    return figure
+    return style.legend_below(figure)

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedbnn.report.tables import Cell, Table
+from fedbnn.report.tables import Table
 
 SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}
 SAID |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -26,13 +26,10 @@ def terminal(table: Table) -> RichTable:
     for row in table.rows:
         last_task = row is table.rows[-1] and row.name == "average"
         style = "dim" if row.quiet else "bold" if last_task else ""
-        drawn.add_row(Text(row.name), *map(_terminal_cell, row.cells), style=style)
+        texts = [(cell.text("±"), cell.best) for cell in row.cells]
+        cells = [Text(f"*{one}", "bold green") if best else Text(one) for one, best in texts]
+        drawn.add_row(Text(row.name), *cells, style=style)
     return drawn
-
-
-def _terminal_cell(cell: Cell) -> Text:
-    text = cell.text("±")
-    return Text(f"*{text}", "bold green") if cell.best else Text(text)
 
 
 def markdown(table: Table) -> str:
@@ -49,8 +46,9 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table; needs `\\usepackage{booktabs}`."""
-    cells = [[_latex(cell.text(), cell.best) for cell in row.cells] for row in table.rows]
-    lines = [[_latex(row.name), *line] for row, line in zip(table.rows, cells, strict=True)]
+    lines = [
+        [_latex(row.name), *(_latex(c.text(), c.best) for c in row.cells)] for row in table.rows
+    ]
     caption = _latex(". ".join([table.title, *table.notes]))
     columns = "l" + "r" * (len(table.heads) - 1)
     written = [

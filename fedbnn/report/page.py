@@ -42,12 +42,16 @@ def write(
 ) -> Written:
     """Write report.html and figures/ of finished runs on one stream, and of several their tables.
 
-    `sweep` says which setting the runs differ in, and how. A run's own title is its default.
+    `sweep` says which setting the runs differ in, and how. A run's own title is its default. In
+    the page, what is not marked as safe is escaped, and a missing part is an error.
     """
     runs = list(map(_run, run_dirs))
     named = sweep.named(runs) if sweep else runs
     made, drawn = tables.every(runs, reference, sweep), figures.every(runs, sweep)
-    page = _page(
+    loader = PackageLoader("fedbnn.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    page = environment.get_template("report.html").render(
+        version=__version__,
         title=title or "{scenario}: {method}, seed {seed}".format(**runs[0]),
         sweep=sweep,
         runs=named,
@@ -80,13 +84,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise RunDirectoryError(what, where, fix) from error
 
 
-def _page(**parts: Any) -> str:
-    """Fill the template: what is not marked as safe is escaped, and a missing part is an error."""
-    loader = PackageLoader("fedbnn.report", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    return environment.get_template("report.html").render(version=__version__, **parts)
-
-
 def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
     """The tables of a comparison as files; one run has its table in the page alone."""
     if len(made) == 1:
@@ -114,8 +111,7 @@ def _differing(runs: Mapping[Path, Results]) -> dict[str, Sequence[str]]:
     first: dict[str, Path] = {}
     for run_dir, run in runs.items():
         first.setdefault(run["method"], run_dir / "config.yaml")
-    read = yaml.read
-    return differences({method: read(path) for method, path in first.items() if path.exists()})
+    return differences({one: yaml.read(path) for one, path in first.items() if path.exists()})
 
 
 def differences(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Sequence[str]]:

@@ -40,11 +40,6 @@ def short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def canvas(width: float, height: float) -> Figure:
-    """An empty figure whose parts make room for each other."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def colours(count: int) -> list[str]:
     """A colour for each of so many things; beyond the palette a scale from dark to light."""
     if count <= len(PALETTE):
@@ -66,10 +61,11 @@ def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
     axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, top))
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
-    """The legend of these axes under the whole figure, where it covers nothing."""
-    named = axes.get_legend_handles_labels()
+def legend_below(figure: Figure) -> Figure:
+    """The figure with the legend of its first axes under all of it, where it covers nothing."""
+    named = figure.axes[0].get_legend_handles_labels()
     figure.legend(*named, loc="outside lower center", ncols=4, fontsize=8)
+    return figure
 
 
 def settled(figure: Figure) -> Figure:

@@ -36,16 +36,11 @@ OF_A_RUN: dict[str, Path] = {
     "agnostic @Fin": ("class_agnostic", "fin"),
     "chance @Fin": ("chance", "class_agnostic", "fin"),
 }
-PAIRED = (
-    "difference of the averages on the same seeds, in points: "
-    "mean ± standard deviation over the pairs"
-)
-PUBLISHED = (
-    "taken as task-aware: where a method has forgotten, the paper's numbers are near one over the "
-    "classes of a task"
-)
+PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
+PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the classes of a task"
 LINEAR = ", linear rows"
 PRESETS = ("fedbnn_paper", "fedbnn_authors")
+"""Two more names of the paper's method."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +109,11 @@ def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False
     return Cell(mean(present) if present else None, deviation, signed=signed, digits=digits)
 
 
+def over_seeds(runs: Runs, *path: str | int, digits: int = 1) -> Cell:
+    """Mean and spread of the number at a path."""
+    return spread([at(run, *path) for run in runs], digits)
+
+
 @dataclass(frozen=True)
 class Varied:
     """One setting of a sweep, and its value in each run; None for a run it is not varied in."""
@@ -123,10 +123,8 @@ class Varied:
 
     def named(self, runs: Runs) -> list[Results]:
         """The runs, with the value beside the name of the method: `fedbnn 10`."""
-        pairs = zip(self.values, runs, strict=True)
-        return [
-            {**run, "method": " ".join(filter(None, (run["method"], one)))} for one, run in pairs
-        ]
+        pairs = zip(runs, self.values, strict=True)
+        return [{**run, "method": f"{run['method']} {own or ''}".rstrip()} for run, own in pairs]
 
     def points(self, runs: Runs) -> dict[str, list[Results]]:
         """The runs at each value; those that are not varied stand at every one."""
@@ -142,7 +140,8 @@ def every(results: Runs, reference: str = REFERENCE, sweep: Varied | None = None
     runs = sweep.named(results) if sweep else results
     first, *others = [*main(runs, reference), *_further(_both_heads(runs))]
     if sweep and reference not in by_method(runs):
-        others = [*_differences_at(sweep, results, reference), *others]
+        points = {f" at {value}": some for value, some in sweep.points(results).items()}
+        others = [*differences(points, reference, f" at each value of {sweep.key}"), *others]
     return [first, *others]
 
 
@@ -150,7 +149,7 @@ def main(results: Runs, reference: str = REFERENCE) -> list[Table]:
     """The accuracies: averages, paired differences, ours beside the paper's, and every task."""
     runs = _both_heads(results)
     per_task = [_per_task(runs, regime, moment) for regime in REGIMES for moment in MOMENTS]
-    paired, printed = differences(runs, reference), beside_the_paper(runs)
+    paired, printed = differences({"": runs}, reference), beside_the_paper(runs)
     return [averages(results), *paired, *printed, *per_task]
 
 
@@ -162,17 +161,17 @@ def of_run(results: Results) -> Table:
         for task, name in enumerate(results["task_names"])
     ]
     average = tuple(Cell(at(results, *path, f"avg_{moment}")) for *path, moment in paths)
-    notes = tuple(_story(SPOKEN[regime], results[regime]) for regime in REGIMES)
-    rows = (*tasks, Row("average", average))
+    rows, notes = (*tasks, Row("average", average)), tuple(_story(results, one) for one in REGIMES)
     return Table("Accuracy in percent", ("task", *OF_A_RUN), rows, notes)
 
 
-def _story(regime: str, part: Results) -> str:
+def _story(results: Results, regime: str) -> str:
     """What the accuracies do not show."""
+    part = results[regime]
     lost, moved = Cell(part["forgetting"]), Cell(part["backward_transfer"], signed=True)
-    nll, brier, ece = (Cell(part[name], digits=3).text() for name in ("nll", "brier", "ece"))
+    errors = [f"{name} {Cell(part[name.lower()], digits=3).text()}" for name in ERRORS]
     fall = f"forgetting {lost.text()}, backward transfer {moved.text()}"
-    return f"{regime}: {fall}, NLL {nll}, Brier {brier}, ECE {ece}"
+    return f"{SPOKEN[regime]}: {', '.join([fall, *errors])}"
 
 
 def _both_heads(results: Runs) -> list[Results]:
@@ -194,32 +193,25 @@ def _with_sums(run: Results) -> Results:
 
 def _table(title: str, runs: Runs, paths: Mapping[str, Path], digits: int = 1) -> Table:
     """Methods by columns, each the number at a path of the results; the best rivals are marked."""
-    grouped, rows = by_method(runs), []
-    for method, mine in grouped.items():
-        stored = mine[0]["replay_images"]
-        cells = [spread([at(run, *path) for run in mine], digits) for path in paths.values()]
-        rows.append(Row(f"{method} [{stored}]" if stored else method, tuple(cells)))
-    rivals = [row for row, mine in zip(rows, grouped.values(), strict=True) if competes(mine[0])]
-    columns = zip(*(row.cells for row in rivals or rows), strict=True)
-    best = list(map(_best, columns, paths.values()))
-    crowned = [_crowned(row, best) if row in (rivals or rows) else row for row in rows]
-    return Table(title, ("method", *paths), tuple(crowned), _footnotes(grouped))
+    grouped = by_method(runs)
+    stored = {method: mine[0]["replay_images"] for method, mine in grouped.items()}
+    names = [f"{method} [{count}]" if count else method for method, count in stored.items()]
+    columns = [_column(grouped, path, digits) for path in paths.values()]
+    rows = tuple(map(Row, names, zip(*columns, strict=True)))
+    return Table(title, ("method", *paths), rows, _footnotes(grouped))
 
 
-def _best(column: Sequence[Cell], path: Path) -> str | None:
-    """What the winner of a column prints, spread aside; costs, or a single number, have none."""
-    values = sorted(cell.value for cell in column if cell.value is not None)
-    if path[0] == "costs" or len(values) < 2:
-        return None
-    top = values[0 if path[-1] in LOW_IS_GOOD else -1]
-    return replace(column[0], value=top, spread=None).text()
-
-
-def _crowned(row: Row, best: Sequence[str | None]) -> Row:
-    """Whoever prints the same number as the best is as good."""
-    pairs = zip(row.cells, best, strict=True)
-    cells = [replace(cell, best=replace(cell, spread=None).text() == top) for cell, top in pairs]
-    return replace(row, cells=tuple(cells))
+def _column(grouped: Mapping[str, Runs], path: Path, digits: int) -> list[Cell]:
+    """One number of each method; rivals that print the same as the best are best, costs never."""
+    cells = {one: over_seeds(mine, *path, digits=digits) for one, mine in grouped.items()}
+    rivals = [method for method, mine in grouped.items() if competes(mine[0])] or list(grouped)
+    values = sorted(value for one in rivals if (value := cells[one].value) is not None)
+    if path[0] != "costs" and len(values) > 1:
+        top = Cell(values[0 if path[-1] in LOW_IS_GOOD else -1], digits=digits).text()
+        for one in rivals:
+            best = replace(cells[one], spread=None).text() == top
+            cells[one] = replace(cells[one], best=best)
+    return list(cells.values())
 
 
 def _footnotes(grouped: Mapping[str, Runs]) -> tuple[str, ...]:
@@ -256,55 +248,43 @@ def _per_task(runs: Runs, regime: str, moment: str) -> Table:
 
 def _further(runs: Runs) -> list[Table]:
     """Calibration in both regimes, Focus-on-Now as the mean over the rounds, novelty, and costs."""
-    calibration: dict[str, dict[str, Path]] = {
-        f"Calibration at the end, {said}": {name: (regime, name.lower()) for name in ERRORS}
-        for regime, said in SPOKEN.items()
-    }
-    now: dict[str, Path] = {said: ("now", regime) for regime, said in SPOKEN.items()}
-    unseen: dict[str, Path] = {name.replace("_", " "): ("novelty", name) for name in UNCERTAINTIES}
-    costs: dict[str, Path] = {name: ("costs", name) for name in runs[0]["costs"]}
+    now = {said: ("now", regime) for regime, said in SPOKEN.items()}
+    unseen = {name.replace("_", " "): ("novelty", name) for name in UNCERTAINTIES}
+    costs = {name: ("costs", name) for name in runs[0]["costs"]}
     trained = [run for run in runs if not run["method"].endswith(LINEAR)]
     return [
-        *(_table(title, runs, paths, digits=3) for title, paths in calibration.items()),
+        *(_calibration(runs, regime) for regime in REGIMES),
         _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
         _table("AUROC for telling unseen from seen classes", runs, unseen, digits=3),
         replace(_table("Cost of a run", trained, costs), notes=()),
     ]
 
 
-def differences(runs: Runs, reference: str) -> list[Table]:
-    """What the choice of a method changes on the same seeds, hence on the same stream of images.
+def _calibration(runs: Runs, regime: str) -> Table:
+    paths = {name: (regime, name.lower()) for name in ERRORS}
+    return _table(f"Calibration at the end, {SPOKEN[regime]}", runs, paths, digits=3)
 
-    mean_s (a_s - b_s) and its deviation, for the averages a of the reference and b of another
-    method on the seeds s that both have.
-    """
-    grouped = by_method(runs)
-    own = {run["seed"]: run for run in grouped.pop(reference, [])}
+
+def differences(points: Mapping[str, Runs], reference: str, where: str = "") -> list[Table]:
+    """What the choice of a method changes, among the runs of each point, as one table."""
     paths = {head: path for head, path in AVERAGES.items() if path[-1] != "forgetting"}
     rows = []
-    for method, others in grouped.items():
-        pairs = [(own[other["seed"]], other) for other in others if other["seed"] in own]
-        cells = tuple(_difference(pairs, path) for path in paths.values())
-        rows += [Row(f"{reference} − {method}", cells)] if pairs else []
-    title = f"Paired differences against {reference}"
+    for point, runs in points.items():
+        grouped = by_method(runs)
+        own = grouped.pop(reference, [])
+        for method, others in grouped.items():
+            found = [paired(own, others, path) for path in paths.values()]
+            cells = tuple(spread(values, signed=True) for values in found)
+            rows += [Row(f"{reference} − {method}{point}", cells)] if any(found) else []
+    title = f"Paired differences against {reference}{where}"
     return [Table(title, ("pair", *paths), tuple(rows), (PAIRED,))] if rows else []
 
 
-def _difference(pairs: Sequence[tuple[Results, Results]], path: Path) -> Cell:
-    values = [(at(one, *path), at(other, *path)) for one, other in pairs]
-    return spread([None if a is None or b is None else a - b for a, b in values], signed=True)
-
-
-def _differences_at(sweep: Varied, results: Runs, reference: str) -> list[Table]:
-    """The paired differences within each value of a setting, as one table."""
-    found = [
-        (value, table)
-        for value, runs in sweep.points(results).items()
-        for table in differences(runs, reference)
-    ]
-    title = f"Paired differences against {reference} at each value of {sweep.key}"
-    rows = [replace(row, name=f"{row.name} at {value}") for value, one in found for row in one.rows]
-    return [replace(table, title=title, rows=tuple(rows)) for _, table in found[:1]]
+def paired(own: Runs, others: Runs, path: Path) -> list[float]:
+    """a_s - b_s of one number on each seed s that both have, hence on the same stream of images."""
+    mine = {run["seed"]: at(run, *path) for run in own}
+    pairs = [(mine.get(run["seed"]), at(run, *path)) for run in others]
+    return [one - other for one, other in pairs if one is not None and other is not None]
 
 
 def beside_the_paper(runs: Runs) -> list[Table]:
@@ -313,13 +293,27 @@ def beside_the_paper(runs: Runs) -> list[Table]:
     A scenario is known by the name in its configuration and by its number of tasks: whoever
     changes more has nothing to stand beside.
     """
-    scenarios, width = {run["scenario"] for run in runs}, len(runs[0]["task_names"]) + 1
-    lines = [line for line in published() if {line[0]} == scenarios and len(line[3]) == width]
-    own, made = {_paper_name(method) for method in by_method(runs)}, []
-    for moment in MOMENTS:
+    scenarios, names = {run["scenario"] for run in runs}, runs[0]["task_names"]
+    lines = [one for one in published() if {one[0]} == scenarios and len(one[3]) == len(names) + 1]
+    made = []
+    for moment, said in MOMENTS.items():
         known = {method: cells for _, method, when, cells in lines if when == moment}
-        made += [_beside(known, runs, moment)] if own & known.keys() else []
+        rows = [row for line in known.items() for row in _beside(*line, runs, moment)]
+        title = f"task-aware accuracy {said} beside the paper, in percent"
+        table = Table(title, ("method", *names, "average"), tuple(rows), (PUBLISHED,))
+        made += [table] if len(rows) > len(known) else []
     return made
+
+
+def _beside(method: str, printed: tuple[Cell, ...], runs: Runs, moment: str) -> list[Row]:
+    """A line of the paper, and what was measured here for its method, whichever head was read."""
+    tasks, rows = range(len(printed) - 1), [Row(f"paper: {method}", printed, quiet=True)]
+    for name, mine in by_method(runs).items():
+        preset = name.partition(",")[0]
+        if method == ("fedbnn" if preset in PRESETS else preset):
+            own = [over_seeds(mine, "task_aware", moment, task) for task in tasks]
+            rows.append(Row(name, (*own, over_seeds(mine, "task_aware", f"avg_{moment}"))))
+    return rows
 
 
 def published() -> list[tuple[str, str, str, tuple[Cell, ...]]]:
@@ -331,22 +325,3 @@ def published() -> list[tuple[str, str, str, tuple[Cell, ...]]]:
             cells = tuple(Cell(float(value), float(wide), digits=2) for value, wide in pairs)
             found.append((scenario, method, moment, cells))
     return found
-
-
-def _beside(lines: Mapping[str, tuple[Cell, ...]], runs: Runs, moment: str) -> Table:
-    """Each line of the paper, and what was measured here for the same method."""
-    names, rows = runs[0]["task_names"], []
-    paths: list[Path] = [*((moment, task) for task in range(len(names))), (f"avg_{moment}",)]
-    for method, cells in lines.items():
-        rows.append(Row(f"paper: {method}", cells, quiet=True))
-        for name, mine in by_method(runs).items():
-            own = [spread([at(run["task_aware"], *path) for run in mine]) for path in paths]
-            rows += [Row(name, tuple(own))] if _paper_name(name) == method else []
-    title = f"task-aware accuracy {MOMENTS[moment]} beside the paper, in percent"
-    return Table(title, ("method", *names, "average"), tuple(rows), (PUBLISHED,))
-
-
-def _paper_name(name: str) -> str:
-    """The paper's name of a method, whichever head was read; two presets are its method, too."""
-    method = name.partition(",")[0]
-    return "fedbnn" if method in PRESETS else method

@@ -5,8 +5,10 @@ from math import sqrt
 from statistics import mean, stdev
 
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.report.tables import REFERENCE, Cell, Results, Runs, Varied, by_method, competes
+from fedbnn.report import tables
+from fedbnn.report.tables import Results, Runs, Varied
 
+END = ("class_agnostic", "avg_fin")
 MEASURE = "What follows is accuracy at the end, when the task is not told."
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Two-sided 95 % quantiles of Student's t, from one degree of freedom on."""
@@ -26,23 +28,14 @@ def of_run(run: Results) -> str:
         return f"{method} has done {done} of {rounds} rounds; its numbers come with the last one."
     ends = [(run[one]["avg_fin"], run["chance"][one]["avg_fin"]) for one in REGIMES]
     told, free = (f"{right:.1f} % of the images (chance: {odds:.1f} %)" for right, odds in ends)
-    sentences = [
-        f"{method} met {_count(len(run['task_names']), 'task')} in {_count(done, 'round')}.",
-        f"At the end it is right about {told} when it is told the task, "
-        f"and about {free} when it must choose among all classes seen.",
-        _lost(run),
-        incidents(run),
-    ]
-    return " ".join(filter(None, sentences))
-
-
-def _lost(run: Results) -> str:
-    """Forgetting in both regimes, if there was anything to forget."""
-    told, free = (run[regime]["forgetting"] for regime in REGIMES)
-    if told is None or free is None:
-        return ""
-    lost = f"lost {told:.1f} points of the earlier tasks when told the task"
-    return f"On the way it {lost}, {free:.1f} when not."
+    text = f"{method} met {_count(len(run['task_names']), 'task')} in {_count(done, 'round')}."
+    text += f" At the end it is right about {told} when it is told the task,"
+    text += f" and about {free} when it must choose among all classes seen."
+    aware, agnostic = (run[regime]["forgetting"] for regime in REGIMES)
+    if aware is not None and agnostic is not None:
+        text += f" On the way it lost {aware:.1f} points of the earlier tasks when told the task,"
+        text += f" {agnostic:.1f} when not."
+    return f"{text} {incidents(run)}".strip()
 
 
 def incidents(run: Results) -> str:
@@ -56,41 +49,32 @@ def incidents(run: Results) -> str:
 
 def _count(number: int, words: str) -> str:
     """The number, and the words with the first in the plural unless it is one."""
-    first, *rest = words.split(" ")
-    return " ".join([f"{number} {first}" if number == 1 else f"{number} {first}s", *rest])
+    first, space, rest = words.partition(" ")
+    return f"{number} {first}{'' if number == 1 else 's'}{space}{rest}"
 
 
-def of_comparison(runs: Runs, reference: str = REFERENCE) -> str:
+def of_comparison(runs: Runs, reference: str = tables.REFERENCE) -> str:
     """Who ends highest when the task is not told, and how the reference stands against each."""
-    grouped = by_method(runs)
-    counted = f"{_count(len(grouped), 'method')}, {_count(len(runs), 'run')}"
-    ended = _ends(grouped)
+    grouped = tables.by_method(runs)
+    counted, ended = f"{_count(len(grouped), 'method')}, {_count(len(runs), 'run')}", _ends(grouped)
     if not ended:
         return f"{counted}; none has reached its last round yet."
-    rivals = {method: value for method, value in ended.items() if competes(grouped[method][0])}
+    text = f"{counted}. {MEASURE}"
+    rivals = [method for method in ended if tables.competes(grouped[method][0])]
+    if rivals:
+        winner = max(rivals, key=lambda method: ended[method])
+        text += f" {winner} ends {'highest, ' if len(rivals) > 1 else ''}at {ended[winner]:.1f} %."
     apart = [_apart(grouped[one][0], ended[one]) for one in ended if one not in rivals]
-    partners = [method for method in ended if method != reference and reference in ended]
-    against = [_against(reference, method, grouped) for method in partners]
-    highest = _highest(rivals) if rivals else ""
-    return " ".join(filter(None, [f"{counted}. {MEASURE}", highest, *apart, *against]))
-
-
-def _finals(runs: Runs) -> dict[int, float]:
-    """Class-agnostic accuracy at the end, by seed."""
-    found = {run["seed"]: run["class_agnostic"]["avg_fin"] for run in runs}
-    return {seed: value for seed, value in found.items() if value is not None}
+    others = [method for method in ended if method != reference and reference in ended]
+    pairs = {one: tables.paired(grouped[reference], grouped[one], END) for one in others}
+    against = [_against(reference, one, values) for one, values in pairs.items() if values]
+    return " ".join([text, *apart, *against])
 
 
 def _ends(groups: Mapping[str, Runs]) -> dict[str, float]:
     """The mean over the seeds of each group of runs that has come to its end."""
-    finals = {name: _finals(runs) for name, runs in groups.items()}
-    return {name: mean(by_seed.values()) for name, by_seed in finals.items() if by_seed}
-
-
-def _highest(rivals: Mapping[str, float]) -> str:
-    """The best of those that compete."""
-    winner = max(rivals, key=lambda method: rivals[method])
-    return f"{winner} ends {'highest, ' if len(rivals) > 1 else ''}at {rivals[winner]:.1f} %."
+    finals = {name: tables.over_seeds(runs, *END).value for name, runs in groups.items()}
+    return {name: value for name, value in finals.items() if value is not None}
 
 
 def _apart(run: Results, value: float) -> str:
@@ -102,19 +86,14 @@ def _apart(run: Results, value: float) -> str:
     return f"The {kind} bound {run['method']}{f' ({meaning})' if meaning else ''} {ends}."
 
 
-def _against(reference: str, other: str, grouped: Mapping[str, Runs]) -> str:
+def _against(reference: str, other: str, differences: Sequence[float]) -> str:
     """One paired difference, with a word of doubt unless it is clear."""
-    own, theirs = _finals(grouped[reference]), _finals(grouped[other])
-    differences = [own[seed] - theirs[seed] for seed in sorted(own.keys() & theirs.keys())]
-    if not differences:
-        return ""
-    size = Cell(abs(mean(differences))).text()
+    size, above = f"{abs(mean(differences)):.1f}", mean(differences) > 0
     if float(size) == 0:
         return f"{reference} and {other} end level."
     doubt = "" if clear(differences) else ", which is within the noise of the seeds"
     doubt = doubt if len(differences) > 1 else " (one seed)"
-    word = "above" if mean(differences) > 0 else "below"
-    return f"{reference} is {size} points {word} {other}{doubt}."
+    return f"{reference} is {size} points {'above' if above else 'below'} {other}{doubt}."
 
 
 def clear(differences: Sequence[float]) -> bool:
@@ -138,11 +117,9 @@ def of_sweep(key: str, points: Mapping[str, Runs]) -> str:
 
 def _range(method: str, points: Mapping[str, Runs]) -> str:
     """Where a method ends lowest and highest, and at which values."""
-    ended = _ends({value: by_method(runs).get(method, []) for value, runs in points.items()})
-    if not ended:
-        return ""
+    ended = _ends({one: tables.by_method(runs).get(method, []) for one, runs in points.items()})
+    if len(set(ended.values())) < 2:
+        return "".join(f"{method} ends at {value:.1f} %." for value in set(ended.values()))
     low, high = (choose(ended, key=lambda value: ended[value]) for choose in (min, max))
-    if ended[low] == ended[high]:
-        return f"{method} ends at {ended[low]:.1f} %."
     ends = f"{ended[low]:.1f} % (at {low}) and {ended[high]:.1f} % (at {high})"
     return f"{method} ends between {ends}."

@@ -53,8 +53,8 @@ class Console(Watcher):
         self._bars.stop()
 
     def say(self, text: str) -> None:
-        """One line, above the bars if there are any."""
-        _line(self.screen, text)
+        """Plain text on one line, however long, above the bars if there are any."""
+        self.screen.print(Text(" ".join(text.split()) if "\n" in text else text), soft_wrap=True)
 
     def card(self, facts: Mapping[str, str], title: str = "FedBNN") -> None:
         """What will happen, before it does: scenario, clients, method with its formula, seed."""
@@ -77,19 +77,18 @@ class Console(Watcher):
 
     def round_done(self, record: Record) -> None:
         """Move the upper bar, with the accuracy of now; name clients that did not count."""
-        number, incidents = record["round"], _incidents(record)
-        facts = [text for text in (_accuracy(record), _down_weighted(record)) if text]
+        number, facts, incidents = record["round"], _facts(record), _incidents(record)
         self._bars.update(self._rounds, completed=number)
         if facts:
-            self._bars.update(self._rounds, now="  ".join(facts))
+            self._bars.update(self._rounds, now=facts)
         if self._live:
             for text in incidents:
                 self.say(f"round {number}: {text}")
         elif incidents or number % self._step == 0 or number in (1, self._last):
             seconds = f"{record.get('seconds', {}).get('round', 0.0):.1f} s"
             first = f"round {number:>{len(str(self._last))}}/{self._last}"
-            took = f"{len(record['clients'])} clients"
-            self.say("  ".join([first, took, *facts, seconds, *incidents]))
+            clients = f"{len(record['clients'])} clients"
+            self.say("  ".join(filter(None, [first, clients, facts, seconds, *incidents])))
 
     def finished(self, results: Mapping[str, Any], run_dir: Path) -> None:
         """The table of the run, who did not count or counted less, and where everything is."""
@@ -103,17 +102,13 @@ class Console(Watcher):
         self.say(f"report  {run_dir / 'report.html'}")
 
 
-def _accuracy(record: Record) -> str:
-    """The Focus-on-Now accuracy in both regimes."""
-    now = record.get("fon") or {}
-    both = [f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now]
-    return f"now {', '.join(both)}" if both else ""
-
-
-def _down_weighted(record: Record) -> str:
-    """Clients whose update counted less than it announced, with their trust."""
-    parts = [f"{client} ({trust:.2f})" for client, trust in (record.get("trust") or {}).items()]
-    return f"{len(parts)} down-weighted: {', '.join(parts)}" if parts else ""
+def _facts(record: Record) -> str:
+    """The Focus-on-Now accuracy in both regimes; clients that counted less, with their trust."""
+    now, trust = record.get("fon") or {}, record.get("trust") or {}
+    both = ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now)
+    less = ", ".join(f"{client} ({share:.2f})" for client, share in trust.items())
+    said = f"now {both}" if both else "", f"{len(trust)} down-weighted: {less}" if less else ""
+    return "  ".join(filter(None, said))
 
 
 def _incidents(record: Record) -> list[str]:
@@ -121,11 +116,6 @@ def _incidents(record: Record) -> list[str]:
     said = {"failed": "failed", "refused": "was refused"}
     found = [(word, record.get(key) or {}) for key, word in said.items()]
     return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
-
-
-def _line(screen: Screen, text: str) -> None:
-    """Plain text on one line, however long, with nothing read as mark-up."""
-    screen.print(Text(" ".join(text.split()) if "\n" in text else text), soft_wrap=True)
 
 
 def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
@@ -146,10 +136,10 @@ def _plain(value: object) -> str:
 
 def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
-    screen = Screen(file=file, highlight=False)
+    console = Console(rounds=1, file=file)
     for table in made:
-        screen.print(formats.terminal(table))
-    _line(screen, last)
+        console.screen.print(formats.terminal(table))
+    console.say(last)
 
 
 @contextmanager

@@ -57,13 +57,6 @@ class Track:
     tags: tuple[str, ...] = ()
     patience: Positive = 30.0
 
-    @property
-    def mode(self) -> Mode:
-        """The wish in one word."""
-        if isinstance(self.wandb, bool):
-            return "auto" if self.wandb else "off"
-        return self.wandb
-
 
 class Tracker(Watcher):
     """The records of one run: every round to metrics.jsonl and log.txt, then to W&B."""
@@ -138,7 +131,8 @@ class Tracker(Watcher):
             mode = _mode(self._track)
         if mode == "online":
             with self._forgiving("cannot be reached"):
-                reached = _knock(self._track.patience)
+                _knock(self._track.patience)
+                reached = True
         if reached:
             with self._forgiving("did not accept the run"):
                 self._run = self._begin("online", named)
@@ -180,11 +174,10 @@ class Tracker(Watcher):
 
 def _mode(track: Track) -> str:
     """`auto` is online only when logged in; W&B's own WANDB_MODE decides before that."""
-    told = os.environ.get("WANDB_MODE", "")
-    if track.mode != "auto":
-        return track.mode
-    if told in ("offline", "dryrun", "disabled"):
-        return "off" if told == "disabled" else "offline"
+    wish = track.wandb if isinstance(track.wandb, str) else "auto" if track.wandb else "off"
+    told = {"disabled": "off", "dryrun": "offline", "offline": "offline"}
+    if wish != "auto" or os.environ.get("WANDB_MODE") in told:
+        return told[os.environ["WANDB_MODE"]] if wish == "auto" else wish
     import wandb
 
     wandb.setup(settings=_settings(track.patience))
@@ -192,15 +185,14 @@ def _mode(track: Track) -> str:
     return "online" if wandb.login(prompt=False, verify=False) else "offline"
 
 
-def _knock(patience: float) -> bool:
-    """True when the server takes a connection, or a proxy stands in between; else an OSError."""
+def _knock(patience: float) -> None:
+    """An OSError unless the server takes a connection, or a proxy stands in between."""
     import wandb
 
     server = urlsplit(wandb.setup().settings.base_url)
     if not getproxies():
         place = server.hostname or "", server.port or 443
         socket.create_connection(place, timeout=patience).close()
-    return True
 
 
 def _settings(patience: float) -> Any:

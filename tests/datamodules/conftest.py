@@ -31,7 +31,7 @@ def write_folder(root: Path, classes: int, train: int, test: int, side: int) -> 
 
 
 def write_cifar100(root: Path) -> dict[str, np.ndarray]:
-    """`cifar-100-python` with pickles as published: five images in train, three in test, three class names."""
+    """`cifar-100-python` with pickles as published: five images in train, three in test."""
     folder = root / "cifar-100-python"
     folder.mkdir(parents=True)
     pixels = {
@@ -73,7 +73,7 @@ def cifar100(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, np.n
 
 @pytest.fixture
 def tiny_imagenet() -> Write:
-    """Writes Tiny-ImageNet in its official layout: two classes, two train images and one val image each."""
+    """Writes Tiny-ImageNet in its official layout: two classes, two train, one val image each."""
 
     def write(root: Path) -> None:
         top = root / "tiny-imagenet-200"
@@ -101,7 +101,7 @@ def tiny_imagenet() -> Write:
 
 @pytest.fixture(scope="session")
 def shapes_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with the image folder `shapes`: 7 classes, 20 train and 6 test images each, 8x8, all different."""
+    """The image folder `shapes`: 7 classes, 20 train and 6 test images each, 8x8, all different."""
     root = tmp_path_factory.mktemp("data")
     write_folder(root / "shapes", classes=7, train=20, test=6, side=8)
     return root

@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine: the official archives, a wrong checksum, silence, nobody there."""
+"""Downloads from a server on this machine: official archives, a wrong checksum, silence, nobody."""
 
 import contextlib
 import shutil

@@ -243,7 +243,8 @@ def test_a_missing_data_set_says_where_it_looked_and_what_helps(
 ) -> None:
     with pytest.raises(
         DataError,
-        match=rf"data set {source} is missing \(looked for {tmp_path}/.+\); set stream.download=true",
+        match=rf"data set {source} is missing \(looked for {tmp_path}/.+\); "
+        "set stream.download=true",
     ):
         opened(source, tmp_path)
 

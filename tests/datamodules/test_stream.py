@@ -1,4 +1,4 @@
-"""The stream as others use it: shapes, names, mixtures, no leakage, the same stream for the same seed."""
+"""The stream as others use it: shapes, names, mixtures, no leakage, the same for the same seed."""
 
 import pickle
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""Row: one of five forges precision x1e6, flips sign, scales, sends zeros -> with the default gate, through the real fold,
-the error stays within twice that of honest clients, and honest clients are left alone."""
+"""Row: one of five forges precision x1e6, flips sign, scales, sends zeros -> with the default gate,
+through the real fold, the error stays within twice that of honest clients, and honest clients are
+left alone."""
 
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def harm(
     gate: Gate,
     server_lr: float = 1.0,
 ) -> float:
-    """Error with the last client forged over error with all honest: the worst of backbone and rows and of several draws."""
+    """Error with the last client forged over that with all honest: worst of parts and of draws."""
     method, found = FedBNN(fold_by=fold_by, server_lr=server_lr), []  # type: ignore[arg-type]
     for seed in SEEDS:
         truth, updates = truth_and_updates(world, fold_by, seed)

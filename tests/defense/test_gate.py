@@ -1,4 +1,5 @@
-"""Honest updates come through unchanged and in client order; each fault has its own reason, in the documented order."""
+"""Honest updates come through unchanged, in client order; each fault has its reason, in the
+documented order."""
 
 import json
 import math

@@ -1,4 +1,5 @@
-"""Points of updates, distances between them, and the pull and the length that are capped: identities and references."""
+"""Points of updates, distances between them, and the pull and the length that are capped:
+identities and references."""
 
 import math
 
@@ -164,7 +165,7 @@ def test_one_liar_with_two_classes_turns_nobody_out() -> None:
 
 
 def test_a_row_that_is_known_well_is_measured_by_what_is_known() -> None:
-    """The last client of an old task among the first of a new one, whose rows have hardly any precision yet."""
+    """The last client of an old task among the first of a new one, whose rows are unsure."""
     known = {"prototypes.precision": [200.0, 200.0, 2.0]}
     lengths = {k: {"prototypes.precision": [1.0, 1.0, 1.0]} for k in range(4)} | {
         4: {"prototypes.precision": [160.0, 1.0, 1.0]}

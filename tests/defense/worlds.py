@@ -1,7 +1,8 @@
-"""Conjugate worlds: five clients learn the mean of unit-variance data, in a backbone and in rows, and FedBNN folds them.
+"""Conjugate worlds: five clients learn the mean of unit-variance data, in a backbone and in rows,
+and FedBNN folds them.
 
-n images with the mean x give the factor (n, n x), and x ~ N(truth of the client, 1 / n). The truths of the clients
-scatter by `spread` about the one the fold is to find.
+n images with the mean x give the factor (n, n x), and x ~ N(truth of the client, 1 / n). The truths
+of the clients scatter by `spread` about the one the fold is to find.
 """
 
 import math
@@ -24,9 +25,11 @@ Attack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class World:
-    """Images by client, how far the truth lies from the prior mean, how sure the prior is, how much clients differ.
+    """Images by client, how far the truth lies from the prior mean, how sure the prior is, and how
+    much clients differ.
 
-    Three classes are learned, by all clients; the last by client 0 alone when `new_class` is true. A fourth is old.
+    Three classes are learned, by all clients; the last by client 0 alone when `new_class` is true.
+    A fourth is old.
     """
 
     samples: tuple[int, ...] = (60,) * CLIENTS
@@ -63,7 +66,7 @@ class World:
 def truth_and_updates(
     world: World, fold_by: str, seed: int
 ) -> tuple[dict[str, Tensor], list[Update]]:
-    """What there is to learn, and what every client sends; for `scaled` with its likelihood scaled to the round."""
+    """What there is to learn, and what every client sends; `scaled` to the round."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""`python train.py` on a stream of seconds, inside this process: what the faults of the whole command are tried on."""
+"""`python train.py` on a stream of seconds, in this process, to try the faults of the command."""
 
 import hashlib
 import json
@@ -9,8 +9,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TINY = (
-    f"--config {ROOT}/conf/quickstart.yaml --beside [] --stream.tasks 2 --stream.rounds_per_task 2 --stream.clients 6 "
-    "--stream.clients_per_round 3 --network.hidden [16] --client.epochs 1 --track.wandb off"
+    f"--config {ROOT}/conf/quickstart.yaml --beside [] --stream.tasks 2 "
+    "--stream.rounds_per_task 2 --stream.clients 6 --stream.clients_per_round 3 "
+    "--network.hidden [16] --client.epochs 1 --track.wandb off"
 ).split()
 
 
@@ -21,7 +22,7 @@ class Method:
     name: str
 
     def run(self, run_dir: Path) -> None:
-        """Start the run, or go on with it; leaves the process when it fails. The figures are not drawn."""
+        """Start the run, or go on with it; leaves the process when it fails. Draws no figures."""
         import train
         from fedbnn.report import page as report
 
@@ -36,7 +37,7 @@ class Method:
             os._exit(code)
 
     def fingerprint(self, run_dir: Path) -> str:
-        """sha256 of the committed state, of what clients keep, of the model and of all that was measured but seconds."""
+        """sha256 of committed state, clients' own, model, and all measured but seconds."""
         total = hashlib.sha256()
         for path in sorted(run_dir.rglob("*.safetensors")):
             total.update(os.fsencode(path.relative_to(run_dir)) + path.read_bytes())

@@ -1,4 +1,5 @@
-"""A whole small federation: ledger, gate, serial engine, records and a conjugate Gaussian whose clients keep state."""
+"""A whole small federation: ledger, gate, serial engine, records and a conjugate Gaussian whose
+clients keep state."""
 
 import hashlib
 import os
@@ -34,7 +35,7 @@ def participants(round: int) -> list[int]:
 
 
 class Client:
-    """Sends the factor of its own noisy data, and remembers how often it was asked and what it sent last."""
+    """Sends the factor of its own noisy data; remembers how often it was asked and what it sent."""
 
     def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         instruction = FitInstruction.from_bytes(payload)

@@ -1,10 +1,11 @@
-"""Kill runs with SIGKILL and start them again until they are through; each must end as the unbroken run did.
+"""Kill runs with SIGKILL and start them again until they are through; each must end as if unbroken.
 
     python -m tests.faults.killing DIRECTORY SUBJECT WAY COUNT
 
-SUBJECT is `federation` (the small one of these tests) or a method of `train.py`. WAY is `steps`: attempt n dies right
-after its n-th call that changes the disk, from COUNT on; or `random`: COUNT attempts die at random times. The unbroken
-run is made by this process and each attempt by a fork of it, so that libraries are loaded once. Prints the kills.
+SUBJECT is `federation` (the small one of these tests) or a method of `train.py`. WAY is `steps`:
+attempt n dies right after its n-th call that changes the disk, from COUNT on; or `random`: COUNT
+attempts die at random times. The unbroken run is made by this process and each attempt by a fork of
+it, so that libraries are loaded once. Prints the kills.
 """
 
 import faulthandler
@@ -36,7 +37,7 @@ def attempt(run_dir: Path, prepare: Callable[[], None]) -> int:
 
 
 def survived(pid: int) -> bool:
-    """Whether the child came to its end; False if it was killed; anything else, a hang included, is a failure of the run."""
+    """Whether the child came to its end; False if killed; all else, a hang too, is a failure."""
     end = time.monotonic() + PATIENCE
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended:
@@ -82,7 +83,7 @@ def between_all_steps(directory: Path, first: int) -> int:
 
 
 def at_random_times(directory: Path, kills: int) -> int:
-    """Runs that are killed again and again until there were enough kills; each ends as the unbroken one."""
+    """Runs that are killed until there were enough kills; each ends as the unbroken one."""
     unbroken, done, number, chance = unbroken_run(directory), 0, 0, random.Random(0)
     start = time.monotonic()
     assert finished(directory / "again") == unbroken

@@ -8,7 +8,7 @@ CALLS = ("open", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir")
 
 
 def ending_after(count: int, end: Callable[[], None]) -> dict[str, Callable[..., Any]]:
-    """Replacements by name for functions of `os`; they do the same, and the `count`-th call of all is followed by `end`."""
+    """Replacements by name for functions of `os`: the `count`-th call is followed by `end`."""
     calls = iter(range(1, 10**9))
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The rows of the table that need the whole command: what `python train.py` says and leaves when something is wrong."""
+"""Rows that need the whole command: what `python train.py` says and leaves when things go wrong."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Rows: newest round truncated or one byte flipped; all rounds damaged; newer format; two processes on one directory."""
+"""Rows: newest round truncated or one byte flipped; all rounds damaged; newer format; two processes
+on one directory."""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""Row: disk full, read-only directory -> exit 4, last round intact. Root ignores chmod: a file in its place, RLIMIT_FSIZE."""
+"""Row: disk full, read-only directory -> exit 4, last round intact.
+
+Root ignores chmod: a file in its place, RLIMIT_FSIZE.
+"""
 
 import resource
 from collections.abc import Iterator

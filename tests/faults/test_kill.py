@@ -1,4 +1,4 @@
-"""Row: kill -9 at random times, and between each two steps of a commit -> the same bytes as the unbroken run."""
+"""Row: kill -9 at random times, between any two steps of a commit -> bytes of an unbroken run."""
 
 import os
 import subprocess

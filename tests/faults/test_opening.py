@@ -1,4 +1,5 @@
-"""Row: kill -9 while a run directory is opened -> it can be resumed, or one line says to start it again, and that works."""
+"""Row: kill -9 while a run directory is opened -> it can be resumed, or one line says to start it
+again, and that works."""
 
 import os
 from dataclasses import replace
@@ -49,7 +50,7 @@ def without_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def killed(plan: Experiment, count: int) -> bool:
-    """Open a run that ends right after its `count`-th call that changes the disk; whether it did."""
+    """Open a run that ends after its `count`-th call that changes the disk; whether it did."""
     with pytest.MonkeyPatch.context() as patch:
         for name, call in ending_after(count, die).items():
             patch.setattr(os, name, call)
@@ -67,7 +68,7 @@ def kept(plan: Experiment) -> str:
 
 
 def opened_again(plan: Experiment, before: Experiment | None) -> str:
-    """Resume, from the very file that `--resume` reads, the new run or the one before it; or do what the message says."""
+    """Resume, from the file `--resume` reads, the new run or the one before it; or do as told."""
     message = refusal(plan.run_dir)
     stored = "" if message else (plan.run_dir / "config.yaml").read_text()
     wanted = (
@@ -82,7 +83,7 @@ def opened_again(plan: Experiment, before: Experiment | None) -> str:
 
 
 def refusal(run_dir: Path) -> str:
-    """What `--resume` says when there is nothing to resume; it says so clearly as soon as there is something at all."""
+    """What `--resume` says when there is nothing to resume; clearly, if there is anything."""
     try:
         runs.find(str(run_dir), run_dir)
     except RunDirectoryError as error:
@@ -92,7 +93,7 @@ def refusal(run_dir: Path) -> str:
 
 
 def ways_out(directory: Path, plan: Experiment, before: Experiment | None = None) -> list[str]:
-    """How a run was opened again that had been killed after its first step, its second step, and so on."""
+    """How a run was opened again that had been killed after its first step, its second, ..."""
     ways: list[str] = []
     while True:
         place = directory / str(len(ways))

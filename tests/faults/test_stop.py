@@ -1,4 +1,4 @@
-"""Row: SIGTERM, Ctrl-C in the middle of a fit -> message with the resume command, exit 143 / 130, no child left.
+"""Row: SIGTERM, Ctrl-C in the middle of a fit -> the resume command, exit 143 / 130, no child left.
 
 And nothing is left of the workers when their parent is killed.
 """
@@ -143,7 +143,8 @@ def test_a_signal_is_an_exception_that_libraries_do_not_catch(
 
 def test_the_message_says_what_is_safe_and_how_to_go_on() -> None:
     assert Stopped(Exit.TERMINATED).message(Path("runs/x"), 7) == (
-        "stopped by SIGTERM after round 7 was committed; go on with: python train.py --resume runs/x"
+        "stopped by SIGTERM after round 7 was committed; "
+        "go on with: python train.py --resume runs/x"
     )
     assert (
         Stopped(Exit.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Every row of the fault table, and the tests that try it; a row whose tests are renamed or lost fails here."""
+"""Every row of the fault table, and the tests that try it; a row whose tests are gone fails."""
 
 import ast
 from pathlib import Path
@@ -36,7 +36,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_all_rounds_damaged_is_exit_4_and_nothing_starts_again",
         ),
     },
-    "resume with another config; of a finished run; two processes on one run directory; newer format": {
+    "resume with another config; of a finished run; two processes on one directory; newer format": {
         "faults/test_command.py": (
             "test_another_configuration_is_exit_4_naming_the_key",
             "test_a_directory_in_use_is_exit_4_naming_the_process",
@@ -68,7 +68,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "faults/test_command.py": ("test_a_bad_client_is_named_kept_and_not_folded",),
     },
-    "NaN, Inf, 1e38, precision <= 0, wrong shape, missing or extra site, float16, empty, random, truncated, 2^40, pickle bomb": {
+    "NaN, Inf, 1e38, precision <= 0, shape, sites, float16, empty, random, truncated, 2^40, bomb": {
         "faults/test_updates.py": (
             "test_a_wrong_tensor_is_refused",
             "test_missing_and_extra_sites_and_rows_are_refused",
@@ -103,7 +103,7 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "faults/test_command.py": ("test_a_learning_rate_that_explodes_sends_nothing",),
     },
-    "unknown key, wrong type, out of range, malformed / empty / huge YAML, duplicate key, 1e-3, contradictory values": {
+    "unknown key, wrong type, out of range, odd YAML, duplicate key, 1e-3, contradictory values": {
         "config/test_refusals.py": (
             "test_a_wrong_file_is_refused_in_one_line",
             "test_a_wrong_flag_is_refused_in_one_line",

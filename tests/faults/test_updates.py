@@ -1,5 +1,6 @@
-"""Row: NaN, Inf, 1e38, precision <= 0, wrong shape, missing or extra site, float16, empty, random bytes, truncated at
-every offset, header claiming 2^40 bytes, pickle bomb -> refused with the reason, bounded memory, bomb not run."""
+"""Row: NaN, Inf, 1e38, precision <= 0, wrong shape, missing or extra site, float16, empty, random
+bytes, truncated at every offset, header claiming 2^40 bytes, pickle bomb -> refused with the
+reason, bounded memory, bomb not run."""
 
 import json
 import os

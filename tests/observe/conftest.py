@@ -25,7 +25,7 @@ class Task:
 
 @dataclass
 class TinyStream:
-    """Three tasks of two classes, two rounds each; the second round of a task already has a quarter of the next."""
+    """Three tasks of two classes, two rounds each; `gradual`: the second has some of the next."""
 
     rounds: int = 6
     tasks: tuple[Task, ...] = tuple(
@@ -64,7 +64,7 @@ class TinyStream:
 
 @dataclass
 class KnownPredictor:
-    """Scores by a table: `answer(true class, column class)`; the pixel of an image is its label. Counts images seen."""
+    """Scores by `answer(true class, column class)`; a pixel is its label. Counts images seen."""
 
     classes: tuple[str, ...]
     answer: Callable[[str, str], float] = lambda truth, column: 5.0 * (truth == column)

@@ -41,7 +41,7 @@ def test_the_regimes_differ_when_a_model_only_knows_the_new_task(stream, predict
 
 
 def test_probabilities_are_averaged_and_not_scores(stream, predictor) -> None:
-    """Two samples sure of A by 2 against one sure of B by 9: the mean score says B, the mean probability A."""
+    """Two samples sure of A by 2, one of B by 9: the mean score says B, the mean probability A."""
 
     class Divided(predictor):
         def scores(self, images):

@@ -1,4 +1,4 @@
-"""Numbers about predictions: identities, closed forms, and scikit-learn as the independent witness."""
+"""Numbers about predictions: identities, closed forms, and scikit-learn as the witness."""
 
 import math
 from itertools import pairwise

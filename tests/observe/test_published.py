@@ -1,4 +1,4 @@
-"""The paper's own numbers: copied without a slip, and beside ours where the scenario is the paper's."""
+"""The paper's numbers: copied without a slip, and beside ours where the scenario is the paper's."""
 
 import statistics
 from typing import Any

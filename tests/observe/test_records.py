@@ -1,4 +1,4 @@
-"""metrics.jsonl has each round once, whatever happened; what cannot be written is said in one line."""
+"""metrics.jsonl has each round once, whatever happened; what is not written is said in one line."""
 
 import json
 import math

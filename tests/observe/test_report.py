@@ -25,21 +25,26 @@ from fedbnn.storage.run_dir import environment
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-QUIET += " --disable-component-update --disable-sync --enable-logging=stderr"
+QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+QUIET += " --disable-background-networking --disable-component-update"
+QUIET += " --disable-sync --enable-logging=stderr"
 WINDOW = (1000, 7000)
 CONFIG_LINES = 2000
 NOTHING = '<figure id="nothing"><svg viewBox="0 0 640 320"></svg></figure>'
 PROBE = """<script>
-const places = [...document.querySelectorAll("figure")].map(figure => [figure.id, figure.firstChild.getBoundingClientRect()]);
-const boxes = Object.fromEntries(places.map(([id, box]) => [id, [box.left, box.top, box.right, box.bottom]]));
+const places = [...document.querySelectorAll("figure")]
+  .map(figure => [figure.id, figure.firstChild.getBoundingClientRect()]);
+const sides = box => [box.left, box.top, box.right, box.bottom];
+const boxes = Object.fromEntries(places.map(([id, box]) => [id, sides(box)]));
 const phone = document.createElement("iframe");
 phone.style = "width: 390px; border: 0";
 phone.srcdoc = document.head.outerHTML + document.querySelector("main").outerHTML;
 phone.onload = () => {
-  const root = phone.contentDocument.documentElement, overflow = root.scrollWidth - root.clientWidth;
+  const root = phone.contentDocument.documentElement;
+  const overflow = root.scrollWidth - root.clientWidth;
   phone.remove();
-  document.title = JSON.stringify({boxes, overflow, cut: document.documentElement.scrollHeight - innerHeight});
+  const cut = document.documentElement.scrollHeight - innerHeight;
+  document.title = JSON.stringify({boxes, overflow, cut});
 };
 document.body.append(phone);
 console.log("the probe was here");
@@ -214,7 +219,7 @@ def test_the_facts_of_a_comparison_are_those_of_all_its_runs(comparison) -> None
 
 
 def shifted(grid: list, method: str, points: list[float]) -> list:
-    """The same runs, with the final class-agnostic accuracy of one method moved seed by seed around that of fedavg."""
+    """The same runs, the final class-agnostic accuracy of one moved around that of fedavg."""
     base = {
         run["seed"]: run["class_agnostic"]["avg_fin"] for run in grid if run["method"] == "fedavg"
     }
@@ -262,7 +267,8 @@ def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
     high = shifted(shifted(grid, "fcil", [40.0] * 3), "fedbnn", [5.0] * 3)
     text = words.of_comparison(high)
     assert re.search(
-        r"fedbnn ends highest, at [0-9.]+ %\. fcil ends at [0-9.]+ % with the help of 200 stored images",
+        r"fedbnn ends highest, at [0-9.]+ %\. "
+        r"fcil ends at [0-9.]+ % with the help of 200 stored images",
         text,
     )
     bounded = [
@@ -285,7 +291,9 @@ def test_the_summary_of_unfinished_runs_says_so(grid) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a browser made of a page: figures and their places, pixels too wide for a phone or below the screen, print, log."""
+    """What a browser made of a page: places of the figures, pixels too wide for a phone or below
+    the screen, print, log.
+    """
 
     boxes: dict[str, tuple[float, float, float, float]]
     overflow: int
@@ -295,14 +303,14 @@ class Seen:
     log: str
 
     def coloured(self, name: str) -> float:
-        """The share of a figure that is neither paper nor ink; all of these are grey, what is drawn from data is not."""
+        """The share of a figure that is neither paper nor ink: both are grey, data are not."""
         left, top, right, bottom = map(round, self.boxes[name])
         part = self.screen[top:bottom, left:right]
         return float((np.ptp(part, axis=2) > 60).mean())
 
 
 def look(page: Path, folder: Path) -> Seen:
-    """Start Chromium once on a copy of a page with an empty figure, a long configuration and a script that measures."""
+    """Start Chromium on a copy with an empty figure, a long configuration and a probing script."""
     text = page.read_text().replace('<div class="figures">', f'<div class="figures">{NOTHING}')
     text = text.replace("<pre>name: toy", "<pre>" + "line\n" * CONFIG_LINES)
     copy, screen, printed = (folder / f"copy.{kind}" for kind in ("html", "png", "pdf"))

@@ -47,7 +47,7 @@ def started(
 
 
 def mirrored(run_dir: Path) -> list[tuple[dict, dict]]:
-    """For each offline W&B run: its description, and the rounds in its history with their values."""
+    """For each offline W&B run: its description, and the rounds of its history with values."""
     return [_read(path) for path in sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))]
 
 
@@ -70,7 +70,7 @@ def _read(path: Path) -> tuple[dict, dict]:
 
 
 def _closed(path: Path) -> list:
-    """All records of a W&B file; its own process may write the last of them a moment after the run was finished."""
+    """All records of a W&B file; its process may write the last a moment after the run ends."""
     from wandb.proto import wandb_internal_pb2
 
     deadline = time.monotonic() + 20
@@ -85,7 +85,7 @@ def _closed(path: Path) -> list:
 
 
 def _log_records(data: bytes, block: int = 32768) -> Iterator[bytes]:
-    """The records of a LevelDB log: in blocks, each piece with checksum, length and type (1 whole, 2 first, 3 middle, 4 last)."""
+    """The records of a LevelDB log: pieces with checksum, length, type (1 whole, 4 last)."""
     place, pieces = 7, b""
     while place + 7 <= len(data):
         if block - place % block < 7:

@@ -1,4 +1,4 @@
-"""The ledger gives back what was committed, keeps the newest rounds, and never takes a damaged one for whole."""
+"""The ledger gives back what was committed, keeps the newest, takes no damaged one for whole."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run directory belongs to one configuration, knows when it is complete, and can be found again."""
+"""A run directory belongs to one configuration, knows when it is complete, can be found again."""
 
 import os
 from pathlib import Path
