@@ -12,7 +12,7 @@ settings.load_profile("fedbnn")
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real images named by FEDBNN_DATA; the test is skipped, with the reason, where there is none."""
+    """The folder of real images named by FEDBNN_DATA; without one the test is skipped."""
     folder = os.environ.get("FEDBNN_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("FEDBNN_DATA names no folder of real images")

@@ -4,7 +4,6 @@
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ Calls = list[tuple[str, str]]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What is flushed and renamed, by name."""
     seen: Calls = []
     fsync, rename, replace = os.fsync, os.rename, os.replace
@@ -37,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "rename", renamed)
     monkeypatch.setattr(os, "replace", replaced)
-    yield seen
+    return seen
 
 
 def between(calls: Calls, name: str) -> tuple[Calls, Calls]:
