@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
 from fedbnn.methods import Method
-from fedbnn.methods.base import Assignment
-from fedbnn.methods.objectives import LocalObjective
+from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining

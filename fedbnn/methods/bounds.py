@@ -23,8 +23,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, joined
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec
-from fedbnn.methods.base import Assignment, Method
-from fedbnn.methods.objectives import LocalObjective
+from fedbnn.methods.base import Assignment, LocalObjective, Method
 from fedbnn.networks import Classifier
 from fedbnn.seeds import generator
 from fedbnn.state import State

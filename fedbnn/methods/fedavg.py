@@ -14,8 +14,7 @@ from typing import ClassVar
 import torch
 
 from fedbnn.config.ranges import NonNegative
-from fedbnn.methods.base import Assignment, Method
-from fedbnn.methods.objectives import LocalObjective, Penalty
+from fedbnn.methods.base import Assignment, LocalObjective, Method, Penalty
 from fedbnn.networks import Classifier
 
 

@@ -36,8 +36,16 @@ from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
-from fedbnn.methods.base import Assignment, Method, Replay
-from fedbnn.methods.objectives import LocalObjective, Teacher, linear, remember, rename
+from fedbnn.methods.base import (
+    Assignment,
+    LocalObjective,
+    Method,
+    Replay,
+    Teacher,
+    linear,
+    remember,
+    rename,
+)
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 

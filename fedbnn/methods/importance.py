@@ -31,8 +31,7 @@ from fedbnn.config.ranges import Count, NonNegative, UnitInterval
 from fedbnn.heads.prototypes import gathered, padded, trained
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean, pieces
-from fedbnn.methods.base import Assignment, Consolidation, Method
-from fedbnn.methods.objectives import LocalObjective, Penalty
+from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 

@@ -17,8 +17,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fedbnn.config.ranges import Count, NonNegative, Positive
-from fedbnn.methods.base import Assignment, Consolidation, Method
-from fedbnn.methods.objectives import LocalObjective, Teacher, remember
+from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Teacher, remember
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 

@@ -23,8 +23,7 @@ from fedbnn.config.ranges import Positive
 from fedbnn.heads.prototypes import gathered, padded
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, pieces
-from fedbnn.methods.base import Assignment, Method
-from fedbnn.methods.objectives import LocalObjective
+from fedbnn.methods.base import Assignment, LocalObjective, Method
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 

@@ -9,7 +9,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, guide_for
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.methods.objectives import LocalObjective
+from fedbnn.methods.base import LocalObjective
 from fedbnn.networks import Classifier
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.point_client import PointClient

@@ -9,13 +9,12 @@ from fedbnn.federation import server
 from fedbnn.heads import HEADS, GaussianHead, Head, LinearHead
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.aggregation import Aggregator
-from fedbnn.methods.base import without_boundaries
+from fedbnn.methods.base import LocalObjective, without_boundaries
 from fedbnn.methods.fedavg import FedAvg
 from fedbnn.methods.fedbnn import FactorAggregator, FedBNN
 from fedbnn.methods.glfc import FCIL
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
-from fedbnn.methods.objectives import LocalObjective
 from fedbnn.methods.scaffold import Scaffold
 from fedbnn.state import State
 

@@ -10,9 +10,8 @@ from torch import nn
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import importance
-from fedbnn.methods.base import Assignment
+from fedbnn.methods.base import Assignment, Penalty
 from fedbnn.methods.importance import EWC, MAS, ImportanceFold, fisher_sum, sensitivity_sum
-from fedbnn.methods.objectives import Penalty
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedbnn.bayes.flatten import layout_of
+from fedbnn.methods.base import Teacher, remember, rename
 from fedbnn.methods.lwf import Distilled, LwF
-from fedbnn.methods.objectives import Teacher, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State

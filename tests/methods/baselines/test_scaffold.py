@@ -7,8 +7,8 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedbnn.methods.base import LocalObjective
 from fedbnn.methods.fedavg import FedAvg
-from fedbnn.methods.objectives import LocalObjective
 from fedbnn.methods.scaffold import BACKBONE, PROTOTYPES, Controlled, Scaffold
 from fedbnn.networks import MLP, Classifier
 from fedbnn.seeds import forked
