@@ -12,7 +12,6 @@ from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from jsonargparse.typing import PositiveInt
 from rich.console import Console
@@ -126,10 +125,6 @@ class Cell:
     def command(self, config: str) -> list[str]:
         """The process that runs it."""
         return [sys.executable, "-m", "fedbnn", "train", *self.words(config)]
-
-    def results(self) -> dict[str, Any]:
-        """Its results.json."""
-        return dict(json.loads((self.directory / "results.json").read_text()))
 
 
 @dataclass(frozen=True)
@@ -296,7 +291,8 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
     """What the finished cells say together: page, tables and figures; the main tables printed."""
     if not done:
         return
-    run_dirs, results = [cell.directory for cell in done], [cell.results() for cell in done]
+    run_dirs = [cell.directory for cell in done]
+    results = [json.loads((folder / "results.json").read_text()) for folder in run_dirs]
     if sweep is None:
         written, made = page.write(run_dirs, directory, title), tables.main(results)
     else:

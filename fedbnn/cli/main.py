@@ -102,6 +102,6 @@ def words(text: str) -> list[str]:
 def numbers(text: str) -> list[int]:
     """Whole numbers with commas between them, each once."""
     found = words(text)
-    if not all(word.isdecimal() for word in found):
+    if not all(map(str.isdecimal, found)):
         raise ArgumentTypeError(f"expected whole numbers with commas between them, got {text!r}")
     return [int(word) for word in found]

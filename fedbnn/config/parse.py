@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_loader
 
@@ -79,10 +79,12 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Finder = Path) -> 
     file = flags.config or (flags.resume and run_directory(flags.resume) / "config.yaml")
     tree = _renamed(_longhand(yaml.read(Path(file)) if file else {}, schema), names, schema)
     if flags.help:
-        _stop_after(_help(_parser(schema, _names(tree, schema))))
+        sys.stdout.write(_help(_parser(schema, _names(tree, schema))))
+        raise SystemExit(0)
     parsed = _checked(tree, words, schema, flags)
     if flags.print_config:
-        _stop_after(yaml.dump(parsed.values))
+        sys.stdout.write(yaml.dump(parsed.values))
+        raise SystemExit(0)
     return parsed
 
 
@@ -242,12 +244,6 @@ def _help(parser: ArgumentParser) -> str:
     for name, text in SWITCHES.items():
         switches.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)
     return str(parser.format_help())
-
-
-def _stop_after(text: str) -> NoReturn:
-    """Print and leave with success, as every --help does."""
-    sys.stdout.write(text)
-    raise SystemExit(0)
 
 
 _SAID = {

@@ -98,13 +98,12 @@ def _open(experiment: Experiment, ledger: Ledger, console: Console) -> None:
     """Start a new directory or check that this configuration may go on in it."""
     if experiment.resumed:
         run_dir.resume(ledger, experiment.config, MAY_DIFFER)
-        goes_on = f"goes on after round {ledger.round}"
-        state = "is already complete" if run_dir.finished(ledger) else goes_on
+        done = run_dir.finished(ledger)
+        state = "is already complete" if done else f"goes on after round {ledger.round}"
         console.say(f"{experiment.run_dir} {state}")
     else:
-        anywhere = {**experiment.config, "run_dir": None}
-        made_with = run_dir.pretty(run_dir.environment())
-        files = {"config.yaml": yaml.dump(anywhere).encode(), "env.json": made_with}
+        anywhere = yaml.dump({**experiment.config, "run_dir": None}).encode()
+        files = {"config.yaml": anywhere, "env.json": run_dir.pretty(run_dir.environment())}
         run_dir.start(ledger, experiment.config, files)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
@@ -177,9 +176,9 @@ def _predictor(experiment: Experiment, state: State, head: Head) -> Predictor:
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:
     """results.json, diagnostics, model, figures, report, and the end of the mirror."""
     found, directory = _results(experiment, ledger), experiment.run_dir
+    diagnostics = results.diagnostics(run_dir.records(directory))
     run_dir.write_json(directory / "results.json", found)
-    drawn_from = results.diagnostics(run_dir.records(directory))
-    run_dir.write_json(directory / "diagnostics.json", drawn_from)
+    run_dir.write_json(directory / "diagnostics.json", diagnostics)
     if experiment.method.shares_prototypes:
         card = replace(experiment.card, classes=state.classes)
         export.save_model(directory, card, state, experiment.layout)
