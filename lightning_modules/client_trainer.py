@@ -111,7 +111,8 @@ class ClientTrainer:
             raise ClientFailed(last.removeprefix("FloatingPointError: ")) from error
         finally:
             trainer.strategy.optimizers = []
-            module.float()
+            if trainer.precision != "32-true":
+                module.float()
 
 
 @contextmanager

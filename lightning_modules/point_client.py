@@ -32,7 +32,7 @@ class ClientModule(pl.LightningModule, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.seconds = self._step_began = 0.0
-        self.steps = 0
+        self.steps, self.lone = 0, False
         self.worst = torch.zeros(())
 
     @abstractmethod
@@ -71,9 +71,13 @@ class ClientModule(pl.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
+        lone = len(batch[1]) == 1
+        if lone == self.lone:
+            return
+        self.lone = lone
         for module in self.modules():
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-                module.train(len(batch[1]) > 1)
+                module.train(not lone)
 
     def on_train_epoch_end(self) -> None:
         """The loss must have been a number, and one that a fit can have."""
