@@ -122,11 +122,12 @@ def test_an_experiment_begins_with_a_comment_that_says_what_it_is(name: str) -> 
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_experiments_of_the_paper_share_its_network_and_partition(name: str) -> None:
+def test_the_experiments_of_the_paper_share_its_network_partition_and_plain_fold(name: str) -> None:
     config = read(name)
     assert config["network"]["name"] == "paper_resnet"
     assert (config["stream"]["partition"], config["stream"]["alpha"]) == ("dirichlet", 1.0)
     assert config["stream"]["samples_per_round"] is None
+    assert config["gate"]["influence_cap"] is None
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith("_fast")])
