@@ -242,3 +242,27 @@ def test_the_worker_module_is_bound_to_its_parent_before_it_imports_anything_lar
         [sys.executable, "-P", "-c", code, worker.__file__], capture_output=True, check=True
     )
     assert found.stdout == b"False\n"
+
+
+class Finalised:
+    """Something whose end takes longer than the deadline."""
+
+    def __del__(self) -> None:
+        time.sleep(0.1)
+
+
+class Forgetful:
+    """A client that is past its deadline while something it made is finalised."""
+
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
+        del payload, private
+        Finalised()
+        time.sleep(5)
+        return FitResult(client, b"")
+
+
+def test_an_alarm_that_rings_in_a_finaliser_is_not_lost() -> None:
+    began = time.monotonic()
+    [answer] = SerialEngine(Forgetful(), deadline=0.02).gather(b"", [3], lambda _: None)
+    assert answer == Failure(3, "no answer within 0.02 s")
+    assert time.monotonic() - began < 3

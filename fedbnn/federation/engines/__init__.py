@@ -125,9 +125,10 @@ def _ticking(seconds: float) -> Iterator[None]:
 
 
 def _overdue(_signal: int, frame: FrameType | None) -> None:
-    """Time is up. In a finaliser an exception would be lost: the next alarm comes in a second."""
+    """Time is up. In a finaliser an exception would be lost: it is tried again right afterwards."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 1.0)
             return
         frame = frame.f_back
     raise Overdue
