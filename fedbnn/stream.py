@@ -61,7 +61,7 @@ class Stream(Protocol):
         """Share of the clients on each task in a round."""
 
     def task_ends(self) -> tuple[int, ...]:
-        """Last round of each task; of the methods only a `BoundaryMethod` is told."""
+        """Last round of each task; of a method only its `consolidation` is told."""
 
     def test(self, task: int) -> ImageSet:
         """The full test set of a task."""

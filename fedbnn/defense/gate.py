@@ -58,7 +58,7 @@ class ExpectedUpdate:
     `prior` is the digest of the instruction, `sample_counts` the images by class of every client
     asked. `expected` gives the tensors of an update that carries rows of these classes, `defect`
     says why an update cannot be folded, `influence` puts it as a point among the others, piece by
-    piece, and `known` says how long its rows are in the library, by tensor.
+    piece, and `known` says how long its rows are on the server, by tensor.
     """
 
     run: str

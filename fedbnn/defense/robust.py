@@ -24,7 +24,7 @@ tensors, with l_kc the length of row c,
     v_k = max_c l_kc / max(median_j median_c l_jc, L_c)    its longest row, by a typical one
     trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
 
-L_c is the length of the precision that the library has for row c already, 0 for points. For where
+L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
 is, while the first of a new one know little.
 
