@@ -128,8 +128,7 @@ def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(
     assert "Configuration of fedbnn-s0-5 (config.yaml)" in text
     assert all(f"fedavg {value}" in (swept.parent / "tables.md").read_text() for value in (5, 10))
     assert sorted(path.name for path in (swept.parent / "figures").iterdir()) == [
-        "focus_on_now.png",
-        "sweep.png",
+        f"{name}.{kind}" for name in ("focus_on_now", "sweep") for kind in ("pdf", "png")
     ]
 
 
