@@ -84,7 +84,6 @@ class FedBNN(Method):
     r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.server_lr != 1 and self.fold_by not in ("scaled", "product"):
             what, fix = f"{self.fold_by} has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
