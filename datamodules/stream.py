@@ -116,10 +116,6 @@ class FederatedStream(LightningDataModule):
         fits = class_order is None or incremental == "class"
         require(fits, "class_order", "only class groups have an order", "drop it")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy for another process is made from the settings; it maps cached images itself."""
-        return partial(FederatedStream, **self.hparams), ()
-
     @property
     def rounds(self) -> int:
         """The number of the last round."""
