@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedbnn import memory
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, guide_for
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments, flags
 from fedbnn.cli.train import parse
@@ -134,7 +134,7 @@ def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Los
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
     model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
-    guide = guide_for(model, IMAGE)
+    guide = MeanFieldGuide(model)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)
