@@ -97,10 +97,6 @@ def compose(
     )
 
 
-ENTRY = f"{__name__}:client_runner"
-"""The client's side by its name, for those who compose it elsewhere."""
-
-
 def client_runner(config: Mapping[str, Any]) -> ClientRunner:
     """The client's side of a run, as every worker process composes it from the values alone."""
     parsed = restored(config, SCHEMA)
@@ -130,7 +126,7 @@ def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
     if name == "serial":
         given |= {"worker": _client_runner(parsed, parts)}
     else:
-        given |= {"entry": ENTRY, "config": parsed.values}
+        given |= {"entry": f"{__name__}:{client_runner.__name__}", "config": parsed.values}
     if name == "processes":
         given |= {"max_megabytes": parsed["gate"]["max_megabytes"], "log": run_dir / "log.txt"}
     engine: Engine = parsed.build("engine", **given)

@@ -1,4 +1,4 @@
-"""The Flower app: what `flwr run` starts on a SuperLink (`server`) and on SuperNodes (`client`).
+"""The Flower app of the server: what `flwr run` starts on a SuperLink; `site` is that of a site.
 
 The words of `python train.py` stand in the run configuration under `fedbnn`; the server reads the
 YAML file they name, and sends the complete configuration to the sites. Needs the extra `flower`.
@@ -10,11 +10,9 @@ from functools import partial
 from typing import Any
 
 from fedbnn.cli import train
-from fedbnn.cli.compose import ENTRY
 from fedbnn.cli.main import ended
 from fedbnn.config.parse import Parsed
 from fedbnn.errors import ConfigError
-from fedbnn.federation.engines.flower.client import client_app
 from fedbnn.federation.engines.flower.engine import FlowerEngine
 from fedbnn.federation.engines.flower.server import server_app
 
@@ -35,4 +33,4 @@ def on_sites(grid: Any, parsed: Parsed) -> FlowerEngine:
     return FlowerEngine(grid, parsed.values, parsed["gate"]["deadline_seconds"])
 
 
-client, server = client_app(ENTRY), server_app(play)
+server = server_app(play)

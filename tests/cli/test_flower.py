@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt
 
 from flwr.app import Context, Message, RecordDict
 
-from fedbnn.cli import flower
+from fedbnn.cli import flower, site
 from fedbnn.cli.main import main
 from fedbnn.federation.engines.flower import client, engine, wire
 from fedbnn.federation.engines.flower.server import Ended
@@ -48,7 +48,7 @@ def sites(home: Path) -> dict[int, dict[str, Any]]:
 def started(home: Path, words: str, fault: Fault | None = None) -> LocalGrid:
     """`flwr run` with these words, to its end."""
     client._worker.cache_clear()
-    grid = LocalGrid(flower.client, sites(home), fault)
+    grid = LocalGrid(site.client, sites(home), fault)
     words = words if "--resume" in words else f"--config tiny.yaml {words}"
     context = Context(7, 0, {}, RecordDict(), {"fedbnn": words})
     flower.server(grid, context)
@@ -91,15 +91,15 @@ def test_a_site_without_its_memory_is_named_and_the_run_goes_on_when_it_is_back(
     def lost(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
         """After the second round every site keeps its memory elsewhere."""
         if wire.read_order(order.content).private and not (home / "site101-away").exists():
-            for site in home.glob("site???"):
-                site.rename(f"{site}-away")
+            for folder in home.glob("site???"):
+                folder.rename(f"{folder}-away")
         return [grid._reply(order)]
 
     with pytest.raises(Ended, match=r"exit code 5 \(federation\)"):
         started(home, "--method scaffold --run_dir b --gate.quorum 1", lost)
     assert "what it kept is not in" in capsys.readouterr().err
-    for site in home.glob("site*-away"):
-        site.rename(str(site).removesuffix("-away"))
+    for folder in home.glob("site*-away"):
+        folder.rename(str(folder).removesuffix("-away"))
     started(home, "--resume b")
     assert final(home / "b") == final(home / "a")
 
@@ -148,7 +148,7 @@ def test_the_server_never_sees_an_image_that_a_site_trains_on(home: Path) -> Non
     theirs, other = painted(home / "theirs", 1), painted(home / "other", 2)
     serial = ["train", "--config", "tiny.yaml", *words.split(), str(theirs), "--run_dir", "serial"]
     assert main(serial) == 0
-    grid = LocalGrid(flower.client, sites(home))
+    grid = LocalGrid(site.client, sites(home))
     for node in grid.nodes.values():
         node["stream.data_dir"] = str(theirs)
     run = {"fedbnn": f"--config tiny.yaml {words} {other} --run_dir sites"}
