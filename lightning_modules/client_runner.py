@@ -89,8 +89,7 @@ class ClientRunner:
             return fit_points(fit)
         assert isinstance(self.method, FedBNN)
         if self.posterior is None:
-            parts = (self.backbone, self.layout, self.method, self.stream.image_shape)
-            self.posterior = PosteriorFit(*parts)
+            self.posterior = PosteriorFit(self.backbone, self.layout, self.method)
         return self.posterior.fit(fit)
 
     def measure(self, assignment: Assignment) -> Answer:

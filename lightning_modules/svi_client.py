@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.messages import FitInstruction
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.seeds import forked
@@ -88,13 +88,11 @@ def kl_weights(
 class PosteriorFit:
     """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
 
-    def __init__(
-        self, backbone: nn.Module, layout: Layout, method: FedBNN, shape: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, backbone: nn.Module, layout: Layout, method: FedBNN) -> None:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
             self.model = BayesianModel(backbone, layout, method.function_prior)
-            self.guide = guide_for(self.model, shape)
+        self.guide = MeanFieldGuide(self.model)
 
     def fit(self, fit: Fit) -> Answer:
         """Warm new prototypes up, infer the posterior, and divide the prior out."""
@@ -109,7 +107,7 @@ class PosteriorFit:
             self.model.function_prior.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        return self._answer(fit, start, warm + client.seconds)
+        return self._answer(fit, start, warm + client.meter.seconds)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""

@@ -112,8 +112,3 @@ class ClosedFormELBO(ELBO):
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         scored = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
         return scored, drawn
-
-    def loss(self, model: Any, guide: Any, images: Tensor, labels: Tensor) -> float:
-        """The negative ELBO per image as a number."""
-        with torch.no_grad():
-            return self.differentiable_loss(model, guide, images, labels).item()

@@ -68,20 +68,15 @@ class Layout:
 
     def write(self, backbone: nn.Module, weights: Tensor, buffers: Tensor) -> None:
         """Set weights and running statistics of a backbone from two flat vectors."""
-        parameters, named = dict(backbone.named_parameters()), dict(backbone.named_buffers())
-        with torch.no_grad():
-            for name, value in self.views(weights).items():
-                parameters[name].copy_(value)
-            sizes = [named[name].numel() for name in self.buffers]
-            for name, part in zip(self.buffers, buffers.split(sizes) if sizes else (), strict=True):
-                named[name].copy_(part.view(named[name].shape))
+        old = dict(backbone.named_buffers())
+        parts = buffers.split([old[name].numel() for name in self.buffers])
+        new = {n: part.view_as(old[n]) for n, part in zip(self.buffers, parts, strict=True)}
+        backbone.load_state_dict({**self.views(weights), **new}, strict=False)
 
     def classifier(self, backbone: nn.Module, prototypes: Tensor) -> Classifier:
         """A classifier with these prototypes on this backbone."""
         network = Classifier(backbone, len(prototypes))
-        with torch.no_grad():
-            network.head.weight.copy_(prototypes[:, :-1])
-            network.head.bias.copy_(prototypes[:, -1])
+        network.head.load_state_dict({"weight": prototypes[:, :-1], "bias": prototypes[:, -1]})
         return network
 
     def initial_scale(self, gain: float, constant: bool = False) -> Tensor:

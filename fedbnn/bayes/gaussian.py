@@ -51,12 +51,6 @@ class Gaussian:
     def __getitem__(self, index: Any) -> "Gaussian":
         return Gaussian(self.precision[index], self.info[index])
 
-    def kl(self, other: "Gaussian") -> Tensor:
-        """KL = 1/2 sum(L_q / L_p - 1 - log(L_q / L_p) + L_q (m_p - m_q)^2) of self p, other q."""
-        ratio = other.precision / self.precision
-        distance = other.precision * (self.loc - other.loc).square()
-        return 0.5 * (ratio - 1 - ratio.log() + distance).sum()
-
     def moved(self, factor: "Gaussian", floor: float) -> "Gaussian":
         """This density times a factor, but never less certain than `floor` of itself.
 

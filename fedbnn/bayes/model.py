@@ -23,10 +23,9 @@ from typing import cast
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import constraints
 from torch.func import functional_call
 
 from fedbnn.bayes.elbo import Weights
@@ -75,8 +74,7 @@ class FeatureClassifier(Classifier):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Features and logits of a batch."""
-        features = self.backbone(images)
-        return features, self.head(features)
+        return self.outputs(images)
 
 
 class BayesianModel(PyroModule):
@@ -86,7 +84,7 @@ class BayesianModel(PyroModule):
         super().__init__()
         prior = FunctionPrior(backbone, layout, function_prior) if function_prior else None
         self.function_prior = prior
-        self.network = FeatureClassifier(backbone, 1)
+        self.network = FeatureClassifier(backbone, 1).requires_grad_(False)
         self.layout, self.features = layout, int(backbone.width)  # type: ignore[arg-type]
         self.moments = nn.Module()  # a plain module: its buffers are read without Pyro's handlers
         self.swap(torch.zeros(0), torch.ones(0))
@@ -124,53 +122,26 @@ class BayesianModel(PyroModule):
         return logits
 
 
-class MeanFieldGuide(AutoNormal):
-    """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself.
+class MeanFieldGuide(AutoGuide):
+    """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself, one number each a weight.
 
     Stock `AutoNormal` draws through an auxiliary site and a Delta, which would turn the closed-form
-    KL into a sampled one. `loc` and `log_scale` are its two parameters, one number a weight.
+    KL into a sampled one.
     """
 
-    scale_constraint = constraints.positive  # type: ignore[assignment]
+    def __init__(self, model: BayesianModel) -> None:
+        super().__init__(model)
+        self.loc, self.log_scale = (nn.Parameter(torch.zeros(0)) for _ in range(2))
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Draw the flat vector."""
-        if self.prototype_trace is None:
-            self._setup_prototype(images, labels)
         return {SITE: pyro.sample(SITE, self.posterior().to_event(1))}
-
-    def _setup_prototype(self, *args: Tensor, **kwargs: Tensor) -> None:
-        """As AutoNormal does; then remember the two parameters past Pyro's attribute access."""
-        super()._setup_prototype(*args, **kwargs)
-        named = dict(self.named_parameters())
-        self.pair = (named[f"locs.{SITE}_unconstrained"], named[f"scales.{SITE}_unconstrained"])
-
-    @property
-    def loc(self) -> nn.Parameter:
-        """The means."""
-        return self.pair[0]
-
-    @property
-    def log_scale(self) -> nn.Parameter:
-        """The logarithms of the scales."""
-        return self.pair[1]
 
     def posterior(self) -> Weights:
         """q(w) as a distribution."""
-        return Weights(*self.pair)
+        return Weights(self.loc, self.log_scale)
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Start from N(loc, scale^2); copied, so that the optimiser can never move a prior."""
         self.loc.data, self.loc.grad = loc.detach().clone(), None
         self.log_scale.data, self.log_scale.grad = scale.detach().log(), None
-
-
-def guide_for(model: BayesianModel, image_shape: tuple[int, int, int]) -> MeanFieldGuide:
-    """A mean-field guide, set up by one prototype run in eval mode: batch norm must not see it."""
-    guide = MeanFieldGuide(model, init_loc_fn=lambda site: torch.zeros_like(site["fn"].mean))
-    was_training, size = model.network.training, model.layout.size + model.features + 1
-    model.network.requires_grad_(False).eval()
-    model.swap(torch.zeros(size), torch.ones(size))
-    guide(torch.zeros(1, *image_shape), torch.zeros(1, dtype=torch.long))
-    model.network.train(was_training)
-    return guide

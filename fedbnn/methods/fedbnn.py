@@ -19,7 +19,6 @@ counted for ever.
 """
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -84,9 +83,8 @@ class FedBNN(Method):
     r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.server_lr != 1 and self.fold_by not in ("scaled", "product"):
-            what, fix = f"{self.fold_by} has no factors to raise to a power", "1, or fold_by scaled"
+        if self.server_lr != 1 and self.fold_by == "moments":
+            what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
 
     def prototype_scale(self, state: State) -> float | None:
@@ -129,12 +127,9 @@ class FedBNN(Method):
             first, now = scale.double().pow(-2), state[name].double().pow(-2)
             kept[name] = (first + self.retention * (now - first)).rsqrt().float()
         if "prototypes.scale" in kept:
-            met = state["prototypes.samples"].clone()
-            met[: len(before.classes)] -= before["prototypes.samples"]
-            rows = torch.where(
-                met[:, None] > 0, kept["prototypes.scale"], state["prototypes.scale"]
-            )
-            kept["prototypes.scale"] = rows
+            new = state["prototypes.samples"].clone()
+            new[: len(before.classes)] -= before["prototypes.samples"]
+            kept["prototypes.scale"][new == 0] = state["prototypes.scale"][new == 0]
         return state.having(kept)
 
 
@@ -142,22 +137,19 @@ class FedBNN(Method):
 class FactorAggregator(Aggregator):
     """Posteriors down, likelihood factors up, their product."""
 
-    rule: "Rule" = field(kw_only=True)
+    rule: "Scaled" = field(kw_only=True)
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
-        shapes = {
-            "backbone.precision": "backbone",
-            "backbone.info": "backbone",
-            "buffers": "buffers",
-        }
-        spec = {name: (tuple(state[of].shape), torch.float32) for name, of in shapes.items()}
+        of = {"backbone.precision": "backbone", "backbone.info": "backbone", "buffers": "buffers"}
+        spec = {name: (tuple(state[one].shape), torch.float32) for name, one in of.items()}
         return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""
-        left = _share_left(update.tensors["backbone.precision"], state["backbone.scale"])
-        if left.amin() <= ROUNDING:
+        scale = state["backbone.scale"]
+        change = (update.tensors["backbone.precision"] * scale).mul_(scale)
+        if change.amin() <= ROUNDING - 1:
             return "the precision of backbone is not positive"
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None
@@ -179,33 +171,35 @@ class FactorAggregator(Aggregator):
         return PosteriorFold(state, self.rule)
 
 
-def _share_left(d_precision: Tensor, scale: Tensor) -> Tensor:
-    """(L_0 + dL) / L_0 = 1 + dL s_0^2, which must be above what float32 rounds away."""
-    return (d_precision * scale).mul_(scale).add_(1)
-
-
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
-    """A precision not positive, or a mean m_0 + (de - dL m_0) / (L_0 + dL) longer than usual."""
-    index = state.index(update.classes)
-    precision, info = (update.tensors[f"prototypes.{name}"] for name in ("precision", "info"))
-    loc, scale = state["prototypes"][index], state["prototypes.scale"][index]
-    left = _share_left(precision, scale)
-    if left.amin() <= ROUNDING:
+    """A precision not positive, up to what float32 rounds away, or a mean longer than usual."""
+    index, rows = state.index(update.classes), state["prototypes"]
+    prior = Gaussian.from_moments(rows[index], state["prototypes.scale"][index])
+    client = prior * factor_of(update, "prototypes")
+    if (client.precision / prior.precision).amin() <= ROUNDING:
         return "the precision of prototypes is not positive"
-    pull = torch.addcmul(info, precision, loc, value=-1).mul_(scale).mul_(scale)
-    mean = pull.div_(left).add_(loc)
-    trained = state["prototypes"].norm(dim=1)[state["prototypes.samples"] > 0]
-    longest, usual = float(mean.norm(dim=1).max()), float(trained.median()) if len(trained) else 0.0
+    trained = rows.norm(dim=1)[state["prototypes.samples"] > 0]
+    usual = float(trained.median()) if len(trained) else 0.0
+    longest = float(client.loc.norm(dim=1).max())
     if longest > LONGEST * usual > 0:
         return f"a prototype is {longest / usual:.3g} times as long as those of the server"
     return None
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
-    """A fold of Gaussians as two running sums: what to add for one client, and what they mean."""
+class Scaled:
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; beyond p = 1 half of every precision stays.
+
+    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1. Every
+    rule is two running sums: what to add for one client, and what the sums mean.
+    """
 
     server_lr: float = 1.0
+
+    @property
+    def floor(self) -> float:
+        """The part of each precision that stays, whatever the factors say."""
+        return 0.5 if self.server_lr > 1 else 0.0
 
     def weight(self, samples: Tensor) -> Tensor:
         """Clients count by their images, n_k."""
@@ -215,39 +209,30 @@ class Rule(ABC):
         """The two tensors of which the weighted sum is kept: the factor itself."""
         return factor.precision, factor.info
 
-    @abstractmethod
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """Location and scale, from the two sums and the sum of weights."""
-
-
-class Scaled(Rule):
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
-
-    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1.
-    """
-
-    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """sum w_k L_k = L_0 + sum w_k dL_k."""
+        """Location and scale from the sums; sum w_k L_k = L_0 + sum w_k dL_k."""
         factor = Gaussian(first / total, second / total) ** self.server_lr
-        if self.server_lr > 1:
-            return lifted(prior, factor, floor=0.5)
-        folded = prior * factor
+        folded = prior.moved(factor, self.floor)
+        if low := int((prior.precision + factor.precision < folded.precision).sum()):
+            LOG.info("%d of %d precisions lifted to the floor", low, first.numel())
         return folded.loc, folded.scale
 
 
-class Product(Rule):
+class Product(Scaled):
     """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
+
+    floor = 0.1
 
     def weight(self, samples: Tensor) -> Tensor:
         """Every client with images counts once: its factor already knows how many it saw."""
         return (samples > 0).to(samples.dtype)
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
-        """q_0 times the product of the factors to the power p."""
-        return lifted(prior, Gaussian(first, second) ** self.server_lr, floor=0.1)
+        """The sums are not divided: q_0 times the product of the factors to the power p."""
+        return super().posterior(prior, first, second, torch.ones_like(total))
 
 
-class Moments(Rule):
+class Moments(Scaled):
     """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
@@ -262,16 +247,7 @@ class Moments(Rule):
         return prior.loc + shift, (second / total - shift.square()).sqrt()
 
 
-FOLDS: Mapping[str, type[Rule]] = {"scaled": Scaled, "product": Product, "moments": Moments}
-
-
-def lifted(prior: Gaussian, factor: Gaussian, floor: float) -> Pair:
-    """Prior times factor; precisions below `floor` of the prior's are lifted there, and counted."""
-    posterior = prior.moved(factor, floor)
-    low = int((prior.precision + factor.precision < floor * prior.precision).sum())
-    if low:
-        LOG.info("%d of %d precisions lifted to the floor", low, prior.precision.numel())
-    return posterior.loc, posterior.scale
+FOLDS: Mapping[str, type[Scaled]] = {"scaled": Scaled, "product": Product, "moments": Moments}
 
 
 class GaussianSums:
@@ -280,7 +256,7 @@ class GaussianSums:
     All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, rule: Rule) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, rule: Scaled) -> None:
         self.loc, self.scale, self.rule = loc, scale, rule
         self.prior = Gaussian.from_moments(loc, scale)
         self.first = torch.zeros_like(self.prior.precision)
@@ -318,7 +294,7 @@ class GaussianSums:
 class PosteriorFold:
     """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
 
-    def __init__(self, state: State, rule: Rule) -> None:
+    def __init__(self, state: State, rule: Scaled) -> None:
         self.state = state
         self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
         self.buffers = WeightedMean(state["buffers"])
@@ -350,7 +326,7 @@ class PosteriorFold:
         return self.state.having(folded)
 
 
-def factor_of(update: Update, site: str, trust: float) -> Gaussian:
+def factor_of(update: Update, site: str, trust: float = 1.0) -> Gaussian:
     """The likelihood factor of one site as it was sent, raised to the power `trust`."""
     factor = Gaussian(update.tensors[f"{site}.precision"], update.tensors[f"{site}.info"])
     return factor if trust == 1.0 else factor**trust

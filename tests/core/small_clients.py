@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, guide_for
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.base import LocalObjective
@@ -57,7 +57,7 @@ def svi_client(function_prior: float = 0.0, local: LocalTraining = LOCAL) -> SVI
     backbone = Tiny()
     layout = layout_of(backbone)
     model = BayesianModel(backbone, layout, function_prior)
-    guide = guide_for(model, (1, 4, 4))
+    guide = MeanFieldGuide(model)
     loc = torch.cat([layout.read(backbone)[0], torch.zeros(14)])
     start = Start(loc, torch.full_like(loc, 0.05), loc)
     return SVIClient(model, guide, start, torch.full_like(loc, 1e-3), FedBNN(), local)

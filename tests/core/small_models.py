@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedbnn.bayes.elbo import Weights
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, guide_for
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.networks import MLP
 
 SHAPE = (1, 4, 4)
@@ -16,7 +16,7 @@ def small(rows: int = 3, scale: float = 0.1) -> tuple[BayesianModel, MeanFieldGu
     """A model over a small MLP with a random prior, and a guide that starts there."""
     backbone = MLP(SHAPE, (5,))
     model = BayesianModel(backbone, layout_of(backbone))
-    guide = guide_for(model, SHAPE)
+    guide = MeanFieldGuide(model)
     size = model.layout.size + rows * 6
     start = torch.randn(size), torch.full((size,), scale)
     model.swap(*start)

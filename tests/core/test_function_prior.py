@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from datamodules import FederatedStream
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, FunctionPrior, guide_for
+from fedbnn.bayes.model import BayesianModel, FunctionPrior, MeanFieldGuide
 from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS
 from tests.core.parsing import parsed
@@ -114,7 +114,7 @@ def test_the_elbo_counts_it_once_an_image() -> None:
     losses = {}
     for weight in (0.0, 3.0):
         model, loc = bayesian(weight)
-        guide = guide_for(model, SHAPE)
+        guide = MeanFieldGuide(model)
         scale = torch.full_like(loc, 0.3)
         model.swap(loc, scale)
         guide.swap(loc, scale)

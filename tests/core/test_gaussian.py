@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributions import Normal, kl_divergence
 
 from fedbnn.bayes.gaussian import Gaussian
 
@@ -54,17 +53,6 @@ def test_the_neutral_factor_changes_nothing() -> None:
     product = prior * prior**0
     assert torch.equal(product.precision, prior.precision)
     assert torch.equal(product.info, prior.info)
-
-
-@given(seeds, seeds)
-def test_kl_is_that_of_torch(first: int, second: int) -> None:
-    p, q = drawn(first), drawn(second)
-    reference = kl_divergence(Normal(p.loc, p.scale), Normal(q.loc, q.scale)).sum()
-    torch.testing.assert_close(p.kl(q), reference, rtol=1e-10, atol=1e-10)
-
-
-def test_kl_of_a_density_to_itself_is_zero() -> None:
-    assert drawn(4).kl(drawn(4)).item() == 0
 
 
 def conjugate_posterior(prior: Gaussian, images: torch.Tensor, noise: float) -> Gaussian:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, guide_for
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction
 from fedbnn.methods import FedBNN
@@ -79,7 +79,7 @@ def one_pixel(
     sent = FitInstruction("run", 1, "train", State({}), 20, counts)
     weights = kl_weights(method, 0, 2, counts, sent)
     images = ImageSet(pixels.view(-1, 1, 1, 1), labels, ("a", "b"), Preprocess((0.5,), (0.25,)))
-    client = SVIClient(model, guide_for(model, (1, 1, 1)), start, weights, method, local)
+    client = SVIClient(model, MeanFieldGuide(model), start, weights, method, local)
     return client, ClientData(images, local.batch_size)
 
 
@@ -109,7 +109,8 @@ class Trail(pl.Callback):
         self.steps: list[Tensor] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *args: Any) -> None:
-        self.steps.append(torch.stack([part.detach().clone() for part in module.elbo.guide.pair]))
+        guide = module.elbo.guide
+        self.steps.append(torch.stack([guide.loc, guide.log_scale]).detach())
 
 
 def test_svi_converges_to_the_best_gaussian_found_by_integration() -> None:
