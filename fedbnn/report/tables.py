@@ -53,8 +53,8 @@ OF_A_RUN: dict[str, Path] = {
     "chance @Fin": ("chance", "class_agnostic", "fin"),
 }
 PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the classes of a task"
-PRESETS = ("fedbnn_paper", "fedbnn_authors")
-"""Two more names of the paper's method."""
+PRESETS = ("fedbnn_paper", "fedbnn_paper_damped", "fedbnn_authors")
+"""More names of the paper's method."""
 PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
 LINEAR = ", linear rows"
 
