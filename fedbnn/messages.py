@@ -6,6 +6,7 @@ of foreign bytes, or gives the one reason why not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -132,6 +133,15 @@ class FitResult:
     seconds: float = 0.0
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
+    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
+    match said:
+        case {"seconds": float(seconds), "inner": float(inner), **train}:
+            if all(type(one) is float and isfinite(one) for one in said.values()):
+                return seconds, inner, train
+    return None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def write(
     `sweep` says which setting the runs differ in, and how. A run's own title is its default. In
     the page, what is not marked as safe is escaped, and a missing part is an error.
     """
-    runs = list(map(_run, run_dirs))
+    runs = list(map(read_run, run_dirs))
     named = sweep.named(runs) if sweep else runs
     made, drawn = tables.every(runs, reference, sweep), figures.every(runs, sweep)
     loader = PackageLoader("fedbnn.report", ".")
@@ -69,13 +69,14 @@ def write(
     return Written(directory / "report.html", style.save(drawn, directory / "figures"))
 
 
-def _run(run_dir: Path) -> Results:
+def read_run(run_dir: Path) -> Results:
     """The results of a run, with its diagnostics."""
-    return {**_read(run_dir / "results.json"), "diagnostics": _read(run_dir / "diagnostics.json")}
+    diagnostics = read_json(run_dir / "diagnostics.json")
+    return {**read_json(run_dir / "results.json"), "diagnostics": diagnostics}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file of a run directory."""
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a run directory, which a finished run has."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError) as error:

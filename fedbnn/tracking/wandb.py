@@ -20,6 +20,7 @@ from urllib.request import getproxies
 from fedbnn.config.ranges import Positive
 from fedbnn.storage import run_dir
 from fedbnn.tracking.console import Watcher
+from fedbnn.tracking.curves import Loggers, curves, ends
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -28,7 +29,6 @@ Json = Mapping[str, Any]
 Mode = Literal["auto", "online", "offline", "off"]
 DISABLED = ("silent", "disable_git", "x_disable_stats", "x_disable_machine_info")
 QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(DISABLED, True)}
-CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
 
@@ -45,6 +45,7 @@ class Track:
         name: name of the W&B run; null is METHOD-SEED, or the name of a compared run's directory.
         tags: W&B tags.
         patience: seconds to wait for the W&B server at the start and at the end of a run.
+        logger: any Lightning logger, or several, by class_path and init_args: the same curves.
     """
 
     wandb: Mode | bool = "auto"
@@ -54,14 +55,17 @@ class Track:
     name: str | None = None
     tags: tuple[str, ...] = ()
     patience: Positive = 30.0
+    logger: Any = None
 
 
 class Tracker(Watcher):
-    """The records of one run: every round to metrics.jsonl and log.txt, then to W&B."""
+    """The records of one run: every round to metrics.jsonl, then to W&B and other loggers."""
 
     def __init__(self, track: Track, run_dir: Path, say: Callable[[str], None]) -> None:
         self._track, self._run_dir, self._say = track, run_dir, say
         self._run: Run | None = None
+        chosen = track.logger if isinstance(track.logger, list) else [track.logger]
+        self._loggers = Loggers([one for one in chosen if one is not None], say)
         self._file = run_dir / "wandb.json"
         kept = json.loads(self._file.read_text()) if self._file.exists() else {}
         self._id: str = kept.get("id") or secrets.token_hex(4)
@@ -79,25 +83,27 @@ class Tracker(Watcher):
         self._open({"config": dict(config), "group": group, "name": name})
         for line in lines:
             self._mirror(line)
+        self._loggers.start(config, lines)
 
     def round_done(self, record: Json) -> None:
         """The line of the round, on disk before anybody else sees it."""
         run_dir.append_record(self._run_dir, record)
         self._mirror(record)
+        self._loggers.round_done(record)
 
     def finish(self, results: Json, figures: Sequence[Path]) -> None:
-        """Hand over the figures and the numbers of results.json that are not curves, and close."""
-        numbers = {key: value for key, value in results.items() if key not in CURVES}
+        """Hand over the figures and what the run reached, and close."""
         if self._run is not None:
             with self._forgiving("did not get the figures"):
                 from wandb import Image
 
                 self._run.log({f"figures/{path.stem}": Image(str(path)) for path in figures})
-                self._run.summary.update(run_dir.numbers(numbers))
+                self._run.summary.update(ends(results))
         self.close()
 
     def close(self) -> None:
-        """Close the W&B run; what could not be uploaded stays on disk for `wandb sync`."""
+        """Close all; what could not be uploaded to W&B stays on disk for `wandb sync`."""
+        self._loggers.close()
         run, self._run = self._run, None
         if run is not None:
             with self._forgiving("did not close"):
@@ -112,7 +118,7 @@ class Tracker(Watcher):
             self._sent = record["round"]
             run_dir.write_json(self._file, {"id": self._id, "last": self._sent})
             with self._forgiving("stopped following"):
-                self._run.log(run_dir.numbers(record))
+                self._run.log(curves(record))
 
     def _open(self, named: Json) -> None:
         """Online if that is wished and the server answers, else offline.

@@ -66,7 +66,7 @@ def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
 
 
 def test_an_update_larger_than_a_piece_of_flower_arrives_whole() -> None:
-    answer = FitResult(3, bytes(range(256)) * 2**16, b"own", 1.0, 0.5)
+    answer = FitResult(3, bytes(range(256)) * 2**16, b"own", 1.0, 0.5, {"loss": 0.25})
     assert wire.read_answer(over(wire.answer_records(answer)), 3) == answer
 
 
@@ -75,10 +75,10 @@ def test_an_update_larger_than_a_piece_of_flower_arrives_whole() -> None:
     [
         {},
         {"client": 0},
-        {"client": 1, "seconds": 1.0, "inner": 0.5},
-        {"client": 0, "seconds": "1", "inner": 0.5},
-        {"client": 0, "seconds": float("nan"), "inner": 0.5},
-        {"client": 0, "seconds": 1.0, "inner": 0.5},
+        {"client": 1, "said": {"seconds": 1.0, "inner": 0.5}},
+        {"client": 0, "said": {"seconds": "1", "inner": 0.5}},
+        {"client": 0, "said": {"seconds": 1.0, "inner": 0.5, "loss": float("nan")}},
+        {"client": 0, "said": {"seconds": 1.0, "inner": 0.5}},
         {"client": 1, "failure": "of another"},
         {"client": 0, "failure": 3},
     ],
