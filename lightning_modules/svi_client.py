@@ -107,7 +107,7 @@ class PosteriorFit:
             self.model.function_prior.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        return self._answer(fit, start, warm + client.seconds)
+        return self._answer(fit, start, warm + client.meter.seconds)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
