@@ -24,7 +24,7 @@ from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
 from fedbnn.federation import experiment
 from fedbnn.report import figures, page, tables
-from fedbnn.storage import run_dir as directories
+from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str]) -> Parsed:
     """The configuration that these words stand for."""
-    return parse_by(argv, SCHEMA, lambda which: directories.find(which, RUNS))
+    return parse_by(argv, SCHEMA, lambda which: run_dir.find(which, RUNS))
 
 
 def _dry_run(parsed: Parsed) -> int:
@@ -81,6 +81,7 @@ def _train(wanted: Sequence[Parsed]) -> int:
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
         composed = compose(parsed, directory, bool(parsed.flags.resume))
+        run_dir.note_last(directory, RUNS)
         try:
             with owned() as signals, traceback_to(directory / "log.txt"):
                 found.append(experiment.run(composed))
@@ -97,7 +98,7 @@ def _train(wanted: Sequence[Parsed]) -> int:
 def run_directory(parsed: Parsed) -> Path:
     """The one resumed, the one asked for, or the first free of runs/NAME, runs/NAME-2, ..."""
     if parsed.flags.resume:
-        return directories.find(parsed.flags.resume, RUNS)
+        return run_dir.find(parsed.flags.resume, RUNS)
     if parsed["run_dir"]:
         return Path(parsed["run_dir"])
     named = RUNS / str(parsed["name"])

@@ -70,10 +70,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Committed:
-    """The newest round that is whole, and the state after it."""
+    """The newest round that is whole: the state after it, and what was measured in it."""
 
     round: int
     state: State
+    record: dict[str, Any]
 
 
 def as_line(record: Mapping[str, Any]) -> bytes:
@@ -133,8 +134,8 @@ class Ledger(AbstractContextManager["Ledger"]):
         """The newest round that is whole, or None when no round was ever committed."""
         if not self.round:
             return None
-        payload = files.read(self._directory(self.round) / STATE)
-        return Committed(self.round, State.from_bytes(payload))
+        state = State.from_bytes(files.read(self._directory(self.round) / STATE))
+        return Committed(self.round, state, json.loads(files.read(self._record(self.round))))
 
     def records(self) -> list[tuple[str, bytes]]:
         """Of every committed round the digest of its record, and the record, empty if damaged."""
@@ -171,7 +172,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         If every one lacks the files of some clients, these clients lose what they kept.
         """
         found, damage = rounds(self.run_dir), Damaged("")
-        for number, client_files in product((True, False), reversed(found)):
+        for client_files, number in product((True, False), found[::-1]):
             try:
                 return self._verified(self._peek(number), client_files)
             except Damaged as error:

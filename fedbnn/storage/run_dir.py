@@ -28,7 +28,7 @@ from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, as_line, finite
 
 Config = Mapping[str, Any]
 Record = dict[str, Any]
-FORMAT, FINISHED = 1, "finished.json"
+FORMAT, FINISHED, LAST = 1, "finished.json", ".last"
 UNSEALED = ("state", "rejected", "wandb", "wandb.json", "log.txt", "beside")
 """What a run directory holds that may change when the run is complete."""
 _PACKAGES = """fedbnn torch torchvision pytorch-lightning pyro-ppl torchmetrics numpy scikit-learn
@@ -142,11 +142,21 @@ def find(which: str, root: Path) -> Path:
     """The run directory behind `--resume`: a path, or `last` for the newest run under `root`."""
     if which != "last":
         return _begun(Path(which))
-    runs = [path.parent.parent for path in root.glob(f"**/state/{CONFIG}")]
+    runs = {str(path.parents[1]): path.parent for path in root.glob(f"**/state/{CONFIG}")}
     if not runs:
         fix = "start one without --resume"
         raise RunDirectoryError("there is no run to resume", str(root), fix)
-    return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
+    with suppress(OSError, ValueError):
+        if (named := files.read(root / LAST).decode()) in runs:
+            return _begun(Path(named))
+    return _begun(Path(max(runs, key=lambda run: (runs[run].stat().st_mtime_ns, run))))
+
+
+def note_last(run_dir: Path, root: Path) -> None:
+    """Remember which run under `root` was begun or resumed last, whatever the clock says."""
+    if run_dir.is_relative_to(root):
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomic(root / LAST, str(run_dir).encode())
 
 
 def _begun(run_dir: Path) -> Path:
