@@ -59,7 +59,7 @@ class FedBNNError(Exception):
         """One line, in the order a reader needs it."""
         where = f" ({self.where})" if self.where else ""
         fix = f"; {self.fix}" if self.fix else ""
-        return " ".join(f"{self.what}{where}{fix}".split())
+        return escaped(" ".join(f"{self.what}{where}{fix}".split()))
 
 
 class ConfigError(FedBNNError):
@@ -88,6 +88,13 @@ class NumericalError(FedBNNError):
     """A fold or a local fit left the numbers a computer can hold."""
 
     code = Exit.NUMERICAL
+
+
+def escaped(text: str) -> str:
+    """The text with every character that a terminal might obey written out, as in `\\x1b`."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
