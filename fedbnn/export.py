@@ -35,6 +35,7 @@ from fedbnn.storage import files, run_dir
 FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"
 _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 LONGEST_SIDE = 4096
 
@@ -138,12 +139,11 @@ def build_backbone(card: Card) -> nn.Module:
 
 def save_model(directory: Path, card: Card, state: State, layout: Layout) -> None:
     """Write both files, each in one piece."""
-    sites = {f"backbone.{n}.loc": value for n, value in layout.views(state["backbone"]).items()}
-    if state.bayesian:
-        scales = layout.views(state["backbone.scale"])
-        sites |= {f"backbone.{name}.scale": value for name, value in scales.items()}
-    sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
     sites["prototypes.loc"] = state["prototypes"]
+    for kind, flat in KINDS.items():
+        views = layout.views(state[flat]) if flat in state else {}
+        sites |= {f"backbone.{name}.{kind}": value for name, value in views.items()}
     tensors = {name: tensor.contiguous() for name, tensor in sites.items()}
     payload = save(tensors, metadata={"format": f"fedbnn {FORMAT}"})
     facts = {**card.to_json(), "classes": list(state.classes), "model": digest(payload)}
@@ -187,10 +187,8 @@ def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Ten
     flat["prototypes"] = sites["prototypes.loc"]
     if len(card.classes) != (rows := len(flat["prototypes"])):
         raise ValueError(f"{rows} prototypes for the {len(card.classes)} classes in {CARD}")
-    kinds = {"loc": "backbone"} | (
-        {"scale": "backbone.scale"} if "prototypes.scale" in flat else {}
-    )
-    for kind, name in kinds.items():
-        own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
-        flat[name] = layout.flatten(own)
+    for kind, name in KINDS.items():
+        if kind == "loc" or "prototypes.scale" in flat:
+            own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
+            flat[name] = layout.flatten(own)
     return flat
