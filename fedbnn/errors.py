@@ -1,8 +1,11 @@
 """What a user can cause ends in one line (what, where, what to do) and a documented exit code."""
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import TextIO
 
 SHOWN = 12
 
@@ -95,6 +98,12 @@ def escaped(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def silence(file: TextIO) -> None:
+    """Let what is buffered for a reader who has gone, and all that follows, go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

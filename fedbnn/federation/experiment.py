@@ -86,6 +86,7 @@ def run(experiment: Experiment) -> dict[str, Any]:
         console = Console(experiment.stream.rounds, ledger.round)
         done, records = _open(experiment, ledger, console)
         if not done:
+            run_dir.reopen(ledger)
             _play(experiment, ledger, records, console, stack)
             run_dir.finish(ledger)
         found = _results(experiment, ledger)

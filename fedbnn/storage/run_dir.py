@@ -97,6 +97,12 @@ def finished(ledger: Ledger) -> bool:
     return (ledger.root / FINISHED).exists() and _left(ledger.run_dir)["round"] == ledger.round
 
 
+def reopen(ledger: Ledger) -> None:
+    """Forget that the run was complete: it goes on."""
+    with files.writing(ledger.root):
+        (ledger.root / FINISHED).unlink(missing_ok=True)
+
+
 def sealed_again(run_dir: Path, written: Iterable[Path]) -> None:
     """Take note that a complete run has these files anew."""
     if (run_dir / "state" / FINISHED).exists():
