@@ -158,5 +158,5 @@ def _sources(run_dir: Path) -> dict[str, str]:
     """Configuration and environment, as they stand in the run directory, under its name."""
     run, files = run_dir.resolve().name, {"Configuration": "config.yaml", "Environment": "env.json"}
     found = {f"{what} of {run} ({name})": run_dir / name for what, name in files.items()}
-    there = {said: read(path) for said, path in found.items() if path.exists()}
+    there = {said: read(path) for said, path in found.items() if path.is_file()}
     return {said: text.decode(errors="replace") for said, text in there.items()}
