@@ -18,7 +18,7 @@ from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, formats, style, tables, words
-from fedbnn.report.tables import Results, Runs, Varied
+from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import Damaged, read, read_json, write_atomic, writing
 from fedbnn.storage.run_dir import flat, intact, sealed_again
 
@@ -68,7 +68,7 @@ def _made(
     title: str | None,
     reference: str,
     sweep: Varied | None,
-) -> tuple[str, list[tables.Table], dict[str, Figure]]:
+) -> tuple[str, list[Table], dict[str, Figure]]:
     """The page, the tables and the figures, in memory."""
     named = sweep.named(runs) if sweep else runs
     made, drawn = tables.every(runs, reference, sweep), figures.every(runs, sweep)
@@ -83,7 +83,7 @@ def _made(
         tables=made,
         pictures={name: Markup(style.inline_svg(one, name)) for name, one in drawn.items()},
         incidents=_incidents(named),
-        cell=tables.Cell,
+        cell=Cell,
         differing=_differing(dict(zip(run_dirs, named, strict=True))),
         sources=_sources(run_dirs[0]),
     )
@@ -112,7 +112,7 @@ def results_of(run_dir: Path) -> Results:
     return {**found, "diagnostics": more}
 
 
-def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
+def _tables(made: Sequence[Table]) -> dict[str, str]:
     """The tables of a comparison as files; one run has its table in the page alone."""
     if len(made) == 1:
         return {}
