@@ -5,6 +5,7 @@ table of its own: numbers of different streams are not to be compared.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.report import formats, page, tables
 from fedbnn.report.values import Path as Place
 from fedbnn.report.values import Results, Runs, Table, by_method
-from fedbnn.storage.files import write_atomic
+from fedbnn.storage.files import Damaged, read_json, write_atomic
 from fedbnn.storage.run_dir import flat
 
 COLUMNS: dict[str, Place] = {
@@ -59,7 +60,7 @@ def boards(run_dirs: Sequence[Path], command: Commands) -> list[Table]:
     """A table for each stream, the best line first."""
     streams: dict[str, list[Results]] = {}
     for run_dir in run_dirs:
-        run = page.read_run(run_dir)
+        run = page.results_of(run_dir)
         config = yaml.read(run_dir / "config.yaml")
         own = {**run, "run_dir": run_dir, "config": dict(flat(config)), "costs": _costs(run)}
         streams.setdefault(run["scenario"], []).append(own)
@@ -118,5 +119,7 @@ def _words(runs: Runs, command: Commands) -> tuple[str, ...]:
 
 def _commit(run_dir: Path) -> str:
     """The source a run was made with, short; with a star if it was changed."""
-    commit = page.read_json(run_dir / "env.json").get("commit") or "–"
+    commit = "–"
+    with suppress(Damaged):
+        commit = str(read_json(run_dir / "env.json").get("commit") or commit)
     return commit[:7] + ("*" if commit.endswith("-dirty") else "")

@@ -32,8 +32,8 @@ def _megabytes(record: Json, way: str) -> float:
 
 def ends(results: Json) -> dict[str, float]:
     """The numbers of a finished run that fit into one line of a table of runs."""
-    regimes = {name: {end: results[name][end] for end in ENDS} for name in REGIMES}
-    return _named({**regimes, **{cost: results[cost] for cost in COSTS}})
+    regimes = {name: {end: results.get(name, {}).get(end) for end in ENDS} for name in REGIMES}
+    return _named({**regimes, **{cost: results.get(cost) for cost in COSTS}})
 
 
 def _named(parts: Json, prefix: str = "") -> dict[str, float]:
