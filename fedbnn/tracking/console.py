@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from rich import progress
+from rich import box, progress
 from rich.console import Console as Screen
 from rich.panel import Panel
 from rich.progress import Progress
@@ -17,7 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.report import formats, tables, words
+from fedbnn.report import tables, words
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
@@ -109,7 +109,7 @@ class Console(Watcher):
         """The table of the run, who did not count or counted less, and where everything is."""
         self._bars.stop()
         self.screen.print()
-        self.screen.print(formats.terminal(tables.of_run(results)))
+        self.screen.print(terminal(tables.of_run(results)))
         took = f"{results['rounds_done']} rounds in {results['seconds']:.0f} s"
         self.say(f"{results['method']}, seed {results['seed']}: {took}")
         if text := words.incidents(results):
@@ -149,11 +149,28 @@ def _plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def terminal(table: tables.Table) -> Grid:
+    """For a terminal of any width: nothing is cut off, and the best have a star besides colour."""
+    drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    drawn.title, drawn.title_justify = Text(table.title, "bold"), "left"
+    drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
+    drawn.add_column(table.heads[0], overflow="fold")
+    for head in table.heads[1:]:
+        drawn.add_column(head.replace(" ", "\n"), justify="right", overflow="fold")
+    for row in table.rows:
+        last_task = row is table.rows[-1] and row.name == "average"
+        style = "dim" if row.quiet else "bold" if last_task else ""
+        texts = [(cell.text("±"), cell.best) for cell in row.cells]
+        cells = [Text(f"*{one}", "bold green") if best else Text(one) for one, best in texts]
+        drawn.add_row(Text(row.name), *cells, style=style)
+    return drawn
+
+
 def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
-        console.screen.print(formats.terminal(table))
+        console.screen.print(terminal(table))
     console.say(last)
 
 
