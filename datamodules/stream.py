@@ -48,7 +48,6 @@ class FederatedStream(LightningDataModule):
         sources: list[str] | str = "digits",
         tasks: Count | None = None,
         domains: list[str] | None = None,
-        class_order: int | None = None,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
         rounds_per_task: Count | None = None,
         boundaries: list[int] | None = None,
@@ -76,9 +75,7 @@ class FederatedStream(LightningDataModule):
             sources: Names of data sets, or `folder:PATH` for images of your own
                 (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png).
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
-            domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`,
-                `contrast:FACTOR` or `brightness:FACTOR`.
-            class_order: Seed of a shuffle of the classes before they are grouped; null is none.
+            domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION` or `blur:SIGMA`.
             schedule: `separate` (clients change together), `staggered` (each at its own offset) or
                 `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
@@ -113,8 +110,6 @@ class FederatedStream(LightningDataModule):
         require(clients_per_round <= clients, "clients_per_round", what, "use no more than clients")
         enough, fix = (samples_per_round or math.inf) >= clients_per_round, "give each client one"
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
-        fits = class_order is None or incremental == "class"
-        require(fits, "class_order", "only class groups have an order", "drop it")
 
     @property
     def rounds(self) -> int:
@@ -155,7 +150,7 @@ class FederatedStream(LightningDataModule):
         asked = self.hparams
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
         tables = [registry.open(source) for source in self.sources]
-        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.class_order
+        tasks = self.incremental, len(self.schedule.windows), self.domains
         return collect(tables, *tasks, asked.validation, self.seed)
 
     @cached_property
