@@ -35,6 +35,8 @@ from lightning_modules.client_trainer import LocalTraining
 Engines: TypeAlias = Callable[[Parsed], Engine]
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
+EPOCHS = "client.epochs says how often a client goes through its images"
+MACHINES = "a client trains on one machine; give other machines clients of their own"
 
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
@@ -57,7 +59,7 @@ SCHEMA: Schema = {
     ),
     "trainer": Free(
         Trainer,
-        {"max_epochs": "client.epochs says how often a client goes through its images"},
+        {**dict.fromkeys(("max_epochs", "min_epochs"), EPOCHS), "num_nodes": MACHINES},
         "any argument of Lightning's Trainer; objects by class_path and init_args",
     ),
     "evaluate": Section(Evaluation),

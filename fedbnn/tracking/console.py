@@ -133,11 +133,10 @@ def _incidents(record: Record) -> list[str]:
     return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
 
 
-def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
-    """Print the schedule of a dry run; the keys of the first row are the columns."""
-    heads = [str(name).replace("_", " ") for name in rows[0]]
-    drawn = Grid(*heads, title="Schedule", title_justify="left")
-    for row in rows:
+def rows(title: str, found: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
+    """Print rows as a table; the keys of the first row are the columns."""
+    drawn = Grid(*(name.replace("_", " ") for name in found[0]), title=title, title_justify="left")
+    for row in found:
         drawn.add_row(*(Text(_plain(value)) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)
 
@@ -145,8 +144,8 @@ def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -
 def _plain(value: object) -> str:
     """Numbers short, sequences as a list with commas."""
     if isinstance(value, float):
-        return f"{value:g}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return f"{value:.4g}"
+    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def terminal(table: tables.Table) -> Grid:
