@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -132,12 +133,14 @@ class FederatedStream(LightningDataModule):
     def schedule_rows(self) -> list[dict[str, Any]]:
         """The tasks of each run of rounds with the same tasks, at its first and last round."""
         rows = []
-        for first, last, tasks in self.schedule.phases(self.num_clients):
+        shown = {round: np.sign(self.shares(round)).tolist() for round in range(1, self.rounds + 1)}
+        for active, phase in groupby(shown, shown.__getitem__):
+            first, last = (rounds := [*phase])[0], rounds[-1]
             clients = np.array([self.shares(first), self.shares(last)])
             images = np.array([self.image_shares(first), self.image_shares(last)])
-            for task in tasks:
-                classes = self.tasks[task].classes
-                row = {"first": first, "last": last, "task": self.tasks[task].name}
+            for task in np.flatnonzero(active):
+                name, classes = self.tasks[task].name, self.tasks[task].classes
+                row = {"first": first, "last": last, "task": name}
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()

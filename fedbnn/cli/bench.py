@@ -13,6 +13,7 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -257,9 +258,7 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: in
     seconds: Seconds = {name: [] for name in work}
     for _ in range(warm + repeats):
         for name, action in work.items():
-            start = perf_counter()
-            action()
-            seconds[name].append(perf_counter() - start)
+            seconds[name].append(timeit(action, number=1))
     return {name: values[warm:] for name, values in seconds.items()}
 
 

@@ -16,7 +16,6 @@ from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
-from fedbnn.export import Card
 from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
@@ -76,7 +75,6 @@ def compose(
     `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
     """
     stream, backbone, layout, method, head = parts = _parts(parsed)
-    card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
     if method.shares_prototypes:
@@ -90,7 +88,6 @@ def compose(
         head=head,
         backbone=backbone,
         layout=layout,
-        card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),

@@ -165,8 +165,7 @@ class _Round:
 
 def begun(stream: Stream, round: int) -> list[bool]:
     """For each task, whether any round up to this one had a share of it."""
-    shares = [stream.shares(earlier) for earlier in range(1, round + 1)]
-    return [any(share > 0 for share in column) for column in zip(*shares, strict=True)]
+    return list(map(any, zip(*map(stream.shares, range(1, round + 1)), strict=True)))
 
 
 def _by_seen(predictions: Sequence[Predictions], uncertainty: str) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fedbnn.defense.gate import Gate
 from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import results
 from fedbnn.evaluation.evaluate import Evaluation, Evaluator
-from fedbnn.export import Card
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
 from fedbnn.heads import Head
@@ -61,7 +60,6 @@ class Experiment:
     head: Head
     backbone: nn.Module
     layout: Layout
-    card: Card
     initial: State
     engine: Engine
     gate: Gate
@@ -142,24 +140,19 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
     run_dir.write_json(directory / "results.json", found)
     run_dir.write_json(directory / "diagnostics.json", diagnostics)
     if experiment.method.shares_prototypes:
-        card = replace(experiment.card, classes=state.classes)
+        network, shown = experiment.config["network"], experiment.stream
+        look = shown.image_shape, state.classes, shown.preprocess
+        card = export.Card(network, *look, experiment.head)
         export.save_model(directory, card, state, experiment.layout)
     tracker.finish(found, page.write([directory], directory).figures)
 
 
 def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
     """What the rounds so far add up to."""
-    stream, config = experiment.stream, experiment.config
-    facts = results.Facts(
-        method=str(config["method"]["name"]),
-        scenario=str(config["name"]),
-        seed=int(config["seed"]),
-        rounds=stream.rounds,
-        task_names=tuple(task.name for task in stream.tasks),
-        task_ends=stream.task_ends(),
-        replay_images=_stored(experiment.method, ledger),
-        notes=experiment.method.facts(),
-    )
+    stream, config, method = experiment.stream, experiment.config, experiment.method
+    said = str(config["method"]["name"]), str(config["name"]), int(config["seed"]), stream.rounds
+    tasks = tuple(task.name for task in stream.tasks), stream.task_ends()
+    facts = results.Facts(*said, *tasks, _stored(method, ledger), method.facts())
     return results.results(run_dir.records(experiment.run_dir), facts)
 
 

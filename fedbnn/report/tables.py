@@ -248,21 +248,17 @@ def _per_task(runs: Runs, regime: str, moment: str) -> Table:
 
 def _further(runs: Runs) -> list[Table]:
     """Calibration in both regimes, Focus-on-Now as the mean over the rounds, novelty, and costs."""
+    errors = {said: {name: (one, name.lower()) for name in ERRORS} for one, said in SPOKEN.items()}
     now = {said: ("now", regime) for regime, said in SPOKEN.items()}
     unseen = {name.replace("_", " "): ("novelty", name) for name in UNCERTAINTIES}
     costs = {name: ("costs", name) for name in runs[0]["costs"]}
     trained = [run for run in runs if not run["method"].endswith(LINEAR)]
     return [
-        *(_calibration(runs, regime) for regime in REGIMES),
+        *(_table(f"Calibration at the end, {one}", runs, errors[one], 3) for one in errors),
         _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
         _table("AUROC for telling unseen from seen classes", runs, unseen, digits=3),
         replace(_table("Cost of a run", trained, costs), notes=()),
     ]
-
-
-def _calibration(runs: Runs, regime: str) -> Table:
-    paths = {name: (regime, name.lower()) for name in ERRORS}
-    return _table(f"Calibration at the end, {SPOKEN[regime]}", runs, paths, digits=3)
 
 
 def differences(points: Mapping[str, Runs], reference: str, where: str = "") -> list[Table]:
