@@ -23,7 +23,7 @@ from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
 from fedbnn.federation import experiment
-from fedbnn.report import figures, page, tables
+from fedbnn.report import page, schedule, tables
 from fedbnn.storage import run_dir as directories
 from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
@@ -62,7 +62,7 @@ def _dry_run(parsed: Parsed) -> int:
     stream = parsed.build("stream", seed=parsed["seed"])
     picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
-    figures.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
+    schedule.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
     console.rows("Schedule", stream.schedule_rows())
     print(f"picture  {picture}")
     return 0

@@ -18,7 +18,7 @@ from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, style, tables, words
-from fedbnn.report.tables import Results, Runs, Table, Varied
+from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import write_atomic
 from fedbnn.storage.run_dir import flat
 
@@ -64,7 +64,7 @@ def write(
         tables=made,
         pictures={name: Markup(style.inline_svg(one, name)) for name, one in drawn.items()},
         incidents=_incidents(named),
-        cell=tables.Cell,
+        cell=Cell,
         differing=_differing(dict(zip(run_dirs, named, strict=True))),
         sources=_sources(run_dirs[0]),
     )

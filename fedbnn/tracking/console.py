@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import tables, words
+from fedbnn.report.values import Table
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
@@ -118,12 +119,14 @@ class Console(Watcher):
 
 
 def _facts(record: Record) -> str:
-    """The Focus-on-Now accuracy in both regimes; clients that counted less, with their trust."""
+    """The Focus-on-Now accuracy in both regimes, the loss; who counted less, with their trust."""
     now, trust = record.get("fon") or {}, record.get("trust") or {}
     both = ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now)
     less = ", ".join(f"{client} ({share:.2f})" for client, share in trust.items())
-    said = f"now {both}" if both else "", f"{len(trust)} down-weighted: {less}" if less else ""
-    return "  ".join(filter(None, said))
+    train = record.get("train") or {}
+    loss = ", ".join(f"{name} {train[name]:.3g}" for name in train)
+    lost = f"{len(trust)} down-weighted: {less}" if less else ""
+    return "  ".join(filter(None, (f"now {both}" if both else "", loss, lost)))
 
 
 def _incidents(record: Record) -> list[str]:
@@ -148,7 +151,7 @@ def _plain(value: object) -> str:
     return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def terminal(table: tables.Table) -> Grid:
+def terminal(table: Table) -> Grid:
     """For a terminal of any width: nothing is cut off, and the best have a star besides colour."""
     drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     drawn.title, drawn.title_justify = Text(table.title, "bold"), "left"
@@ -165,7 +168,7 @@ def terminal(table: tables.Table) -> Grid:
     return drawn
 
 
-def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
+def show(made: Sequence[Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
