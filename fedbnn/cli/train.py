@@ -78,7 +78,7 @@ def _dry_run(parsed: Parsed) -> int:
     drawn.savefig(still, dpi=150)
     moving = still.with_name(still.name.replace("schedule.png", "clients.gif"))
     schedule.moving(held, asked, moving)
-    console.schedule(stream.schedule_rows())
+    console.rows("Schedule", stream.schedule_rows())
     print(f"picture  {still}\nmoving   {moving}")
     return 0
 

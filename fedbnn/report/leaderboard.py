@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import formats, page, tables
+from fedbnn.report import page, tables
 from fedbnn.report.values import Path as Place
 from fedbnn.report.values import Results, Runs, Table, by_method
 from fedbnn.storage.files import Damaged, read_json, write_atomic
@@ -49,7 +49,7 @@ def find(places: Sequence[Path]) -> list[Path]:
 def write(run_dirs: Sequence[Path], directory: Path, command: Commands) -> Path:
     """leaderboard.md and leaderboard.csv of finished runs; `command` says how to repeat a line."""
     made = boards(run_dirs, command)
-    texts = {"md": "\n".join(map(formats.markdown, made)), "csv": formats.comma_separated(made)}
+    texts = {"md": "\n".join(map(page.markdown, made)), "csv": page.comma_separated(made)}
     directory.mkdir(parents=True, exist_ok=True)
     for kind, text in texts.items():
         write_atomic(directory / f"leaderboard.{kind}", text.encode())
