@@ -6,8 +6,7 @@ from typing import Any
 
 from pytorch_lightning.loggers import CSVLogger
 
-from fedbnn.tracking.curves import Loggers, curves, ends
-from fedbnn.tracking.wandb import Track, Tracker
+from fedbnn.tracking.wandb import Loggers, Track, Tracker, curves, ends
 
 
 def test_a_round_is_a_handful_of_numbers_with_names(lines) -> None:
