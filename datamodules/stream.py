@@ -48,7 +48,7 @@ class FederatedStream(LightningDataModule):
         sources: list[str] | str = "digits",
         tasks: Count | None = None,
         domains: list[str] | None = None,
-        class_order: int | None = None,
+        class_order: int | Literal["seed"] | None = None,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
         rounds_per_task: Count | None = None,
         boundaries: list[int] | None = None,
@@ -78,7 +78,8 @@ class FederatedStream(LightningDataModule):
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
             domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`,
                 `contrast:FACTOR` or `brightness:FACTOR`.
-            class_order: Seed of a shuffle of the classes before they are grouped; null is none.
+            class_order: Seed of a shuffle of the classes before they are grouped; `seed` is that of
+                the run, null is none.
             schedule: `separate` (clients change together), `staggered` (each at its own offset) or
                 `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
@@ -155,7 +156,8 @@ class FederatedStream(LightningDataModule):
         asked = self.hparams
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
         tables = [registry.open(source) for source in self.sources]
-        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.class_order
+        order = self.seed if asked.class_order == "seed" else asked.class_order
+        tasks = self.incremental, len(self.schedule.windows), self.domains, order
         return collect(tables, *tasks, asked.validation, self.seed)
 
     @cached_property

@@ -110,6 +110,7 @@ def test_a_class_order_is_a_shuffle_named_by_its_seed(shapes: Make) -> None:
     first, again, other, plain = (shapes(class_order=seed).classes for seed in (1, 1, 2, None))
     assert first == again != other
     assert sorted(first) == sorted(plain)
+    assert shapes(class_order="seed", seed=2).classes == other
 
 
 @pytest.mark.parametrize("samples", [None, 8])
