@@ -29,7 +29,7 @@ from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
 
 MODEL, CARD = "model.safetensors", "config.json"
-KEPT = ("prototypes.", "posteriors.", "buffers")
+KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
 NAMES = {head: name for name, head in HEADS.items()}
 
 
@@ -138,7 +138,7 @@ def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Ten
         if sites[f"backbone.{slot.name}.loc"].shape != slot.shape:
             raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")
     flat = {name: value for name, value in sites.items() if name.startswith(KEPT)}
-    flat["prototypes"] = flat.pop("prototypes.loc")
+    flat["prototypes"] = sites["prototypes.loc"]
     if len(card.classes) != (rows := len(flat["prototypes"])):
         raise ValueError(f"{rows} prototypes for the {len(card.classes)} classes in {CARD}")
     kinds = {"loc": "backbone"} | (

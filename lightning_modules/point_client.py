@@ -132,7 +132,7 @@ class PointClient(ClientModule):
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms."""
-        return self.terms.loss(self.network, images, labels)
+        return self.terms.loss(images, *self.network.outputs(images), labels)
 
     def correct(self) -> None:
         """Let the method change the gradients (penalties, control variates)."""
@@ -224,7 +224,7 @@ def fit_points(fit: Fit) -> Answer:
     rows = weights.pop("prototypes")
     if fit.method.shares_prototypes:
         weights["prototypes"] = rows[: fit.assembly.held]
-    sent, kept = terms.sends(weights, client.meter.steps, client.lr), terms.keeps()
+    sent, kept = terms.answer(weights, client.meter.steps, client.lr)
     if not fit.method.shares_prototypes:
         kept = fit.keep({"prototypes": rows}).having(kept.tensors if kept else {})
     return Answer(sent, kept, warm + client.meter.seconds)
