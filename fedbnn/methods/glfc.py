@@ -35,7 +35,7 @@ from fedbnn.config.ranges import Count, Positive, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
+from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, WeightedMean
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
 from fedbnn.methods.lwf import Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
@@ -44,6 +44,48 @@ from fedbnn.state import State
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS = "fcil.signals"
 MAJORITY = 0.5
+
+
+class ProxyAggregator(Aggregator):
+    """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
+
+    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+        """Weights, and the three signals."""
+        return super().expected(state, classes) | {SIGNALS: ((3,), torch.float32)}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """An entropy in [0, 1], a transition or none, a loss."""
+        entropy, moved, loss = update.tensors[SIGNALS].tolist()
+        honest = 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
+        return None if honest else "its signals are out of range"
+
+    def fold(self, state: State) -> Fold:
+        """FedAvg's fold, and the proxy's choice."""
+        return ProxyFold(state, self.step)
+
+
+class ProxyFold(PointFold):
+    """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
+
+    def __init__(self, state: State, step: ServerStep) -> None:
+        super().__init__(state, step)
+        self.signals = WeightedMean(torch.zeros(3))
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in."""
+        super().add(update, trust)
+        self.signals.add(update.tensors[SIGNALS], trust * update.samples)
+
+    def close(self) -> State:
+        """The folded state, with the models of the past in their new places."""
+        entropy, moved, loss = self.signals.value().tolist()
+        state = super().close().having({ENTROPY: torch.tensor(entropy)})
+        if moved >= MAJORITY:
+            known = BEST in state.notes
+            return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
+        if BEST not in state.notes or loss <= float(state[LOSS]):
+            return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
+        return state
 
 
 @dataclass(frozen=True)
@@ -58,15 +100,12 @@ class FCIL(Method):
 
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
     replay: ClassVar[Replay | None] = Replay()
+    exchange: ClassVar[type[Aggregator]] = ProxyAggregator
 
     share: Literal["global"] = "global"
     memory: Count = 2000
     distil: UnitInterval = 0.25
     threshold: Positive = 0.25
-
-    def aggregator(self, state: State) -> Aggregator:
-        """FedAvg's exchange, and the proxy's choice."""
-        return ProxyAggregator()
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the situation."""
@@ -194,45 +233,3 @@ def _summed_bce(logits: Tensor, target: Tensor) -> Tensor:
     """The binary cross-entropies of an image, summed over the columns."""
     each = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
     return each.sum(1)
-
-
-class ProxyAggregator(Aggregator):
-    """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
-
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
-        """Weights, and the three signals."""
-        return super().expected(state, classes) | {SIGNALS: ((3,), torch.float32)}
-
-    def defect(self, state: State, update: Update) -> str | None:
-        """An entropy in [0, 1], a transition or none, a loss."""
-        entropy, moved, loss = update.tensors[SIGNALS].tolist()
-        honest = 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
-        return None if honest else "its signals are out of range"
-
-    def fold(self, state: State) -> Fold:
-        """FedAvg's fold, and the proxy's choice."""
-        return ProxyFold(state)
-
-
-class ProxyFold(PointFold):
-    """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.signals = WeightedMean(torch.zeros(3))
-
-    def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in."""
-        super().add(update, trust)
-        self.signals.add(update.tensors[SIGNALS], trust * update.samples)
-
-    def close(self) -> State:
-        """The folded state, with the models of the past in their new places."""
-        entropy, moved, loss = self.signals.value().tolist()
-        state = super().close().having({ENTROPY: torch.tensor(entropy)})
-        if moved >= MAJORITY:
-            known = BEST in state.notes
-            return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
-        if BEST not in state.notes or loss <= float(state[LOSS]):
-            return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
-        return state

@@ -11,7 +11,14 @@ from fedbnn.methods import METHODS
 from fedbnn.methods.fedbnn import FedBNN
 
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
-    "fedavg": {"lr": (0, -1), "scope": ("all",), "share": ("nothing",)},
+    "fedavg": {
+        "lr": (0, -1),
+        "scope": ("all",),
+        "share": ("nothing",),
+        "server_lr": (0, -1, float("inf")),
+        "server_optimizer": ("lion",),
+        "feature_distillation": (-1, float("inf")),
+    },
     "fedprox": {"mu": (-1,)},
     "scaffold": {"lr": (0, -0.1)},
     "ewc": {"strength": (-1,), "decay": (2, -0.1), "draws": (0, 1.5), "every": (0,)},
@@ -20,18 +27,24 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "fcil": {"memory": (0,), "distil": (1.5, -0.5), "threshold": (0,)},
     "fedbnn": {
         "fold_by": ("median",),
-        "server_lr": (0, -1, float("inf")),
+        "server_optimizer": ("adam",),
         "temperature": (-1,),
         "kl_per": ("image",),
         "retention": (0, 1.5),
         "scale_gain": (0,),
         "scale_lr": (0,),
-        "function_prior": (-1,),
         "r_init": (-1, 0.5),
     },
 }
 RIGHT: dict[str, dict[str, Any]] = {
-    "fedavg": {"lr": 0.5, "scope": "seen", "share": "backbone_only"},
+    "fedavg": {
+        "lr": 0.5,
+        "scope": "seen",
+        "share": "backbone_only",
+        "server_lr": 2.5,
+        "server_optimizer": "adam",
+        "feature_distillation": 30,
+    },
     "fedprox": {"mu": 0},
     "scaffold": {"lr": 0.01},
     "ewc": {"strength": 0, "decay": 0, "draws": None, "every": 1},
@@ -42,7 +55,6 @@ RIGHT: dict[str, dict[str, Any]] = {
         "server_lr": 2.5,
         "temperature": 0,
         "retention": 1,
-        "function_prior": 0,
         "r_init": 0,
     },
 }
