@@ -16,7 +16,7 @@ from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, formats, style, tables, words
-from fedbnn.report.tables import Results, Runs, Varied
+from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import write_atomic
 from fedbnn.storage.run_dir import flat
 
@@ -59,7 +59,7 @@ def write(
         tables=made,
         pictures={name: Markup(style.inline_svg(one, name)) for name, one in drawn.items()},
         incidents=_incidents(named),
-        cell=tables.Cell,
+        cell=Cell,
         differing=_differing(dict(zip(run_dirs, named, strict=True))),
         sources=_sources(run_dirs[0]),
     )
@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise RunDirectoryError(what, where, fix) from error
 
 
-def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
+def _tables(made: Sequence[Table]) -> dict[str, str]:
     """The tables of a comparison as files; one run has its table in the page alone."""
     if len(made) == 1:
         return {}

@@ -18,11 +18,12 @@ from rich.text import Text
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import formats, tables, words
+from fedbnn.report.values import Table
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
-CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
+CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "ray", "urllib3")
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 LOG = logging.getLogger("fedbnn")
 
@@ -118,12 +119,14 @@ class Console(Watcher):
 
 
 def _facts(record: Record) -> str:
-    """The Focus-on-Now accuracy in both regimes; clients that counted less, with their trust."""
+    """The Focus-on-Now accuracy in both regimes, the loss; who counted less, with their trust."""
     now, trust = record.get("fon") or {}, record.get("trust") or {}
     both = ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now)
     less = ", ".join(f"{client} ({share:.2f})" for client, share in trust.items())
-    said = f"now {both}" if both else "", f"{len(trust)} down-weighted: {less}" if less else ""
-    return "  ".join(filter(None, said))
+    train = record.get("train") or {}
+    loss = ", ".join(f"{name} {train[name]:.3g}" for name in train)
+    lost = f"{len(trust)} down-weighted: {less}" if less else ""
+    return "  ".join(filter(None, (f"now {both}" if both else "", loss, lost)))
 
 
 def _incidents(record: Record) -> list[str]:
@@ -149,7 +152,7 @@ def _plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
+def show(made: Sequence[Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
