@@ -1,6 +1,5 @@
 """`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in tables."""
 
-import json
 import os
 import subprocess
 import sys
@@ -268,7 +267,7 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
     if not done:
         return
     run_dirs = [cell.directory for cell in done]
-    results = [json.loads((folder / "results.json").read_text()) for folder in run_dirs]
+    results = [page.results_of(folder) for folder in run_dirs]
     if sweep is None:
         written, made = page.write(run_dirs, directory, title), tables.main(results)
     else:

@@ -173,7 +173,7 @@ def test_writing_twice_gives_the_same_page(page) -> None:
 
 
 def test_a_run_without_results_is_named(tmp_path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"no results\.json that can be read"):
+    with pytest.raises(RunDirectoryError, match=r"no results: results\.json cannot be read"):
         report.write([tmp_path], tmp_path)
 
 
