@@ -61,6 +61,9 @@ class FedBNN(Method):
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
+        precision: how certain a client becomes. `curvature`: scales are held while means are
+            trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/curvature.py). `learned`:
+            gradient descent on log scales, as published.
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.
@@ -75,6 +78,7 @@ class FedBNN(Method):
     server_lr: Positive = 1.0
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
+    precision: Literal["curvature", "learned"] = "curvature"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
     scale_constant: bool = False
@@ -87,6 +91,9 @@ class FedBNN(Method):
         if self.server_lr != 1 and self.fold_by == "moments":
             what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
+        if self.temperature == 0 and self.precision == "curvature":
+            what, fix = "without a prior to weigh it, curvature is infinite", "precision: learned"
+            raise ConfigError(what, "method.temperature", f"above 0, or {fix}")
 
     def prototype_scale(self, state: State) -> float | None:
         """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
