@@ -7,16 +7,14 @@ again; one whose stamp differs must match its digest, or the data set is built a
 """
 
 import hashlib
-import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,24 +27,36 @@ from torch import Tensor
 from fedbnn.errors import DataError, RunDirectoryError
 from fedbnn.images import Array, decode, fitted
 from fedbnn.storage import files
+from fedbnn.storage.files import Damaged
 
 log = logging.getLogger(__name__)
 Histogram = NDArray[np.float64]
 Labels = NDArray[np.int64]
 Side = int | None
 Shape = tuple[int, ...]
-FORMAT = 2
+FORMAT, META = 3, "meta.json"
 AT_ONCE = 512
 _ARRAYS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 
 
 @dataclass(frozen=True)
 class Split:
-    """Labels of one split, `read(i, size)` for the pixels of image i, `place(i)` for its file."""
+    """One split as found: files, or pixels (n, height, width[, 3]) from `origin`, with labels."""
 
+    images: Sequence[Path] | Array
     labels: Labels
-    read: Callable[[int, Side], Array]
-    place: Callable[[int], str]
+    origin: str = ""
+
+    def read(self, index: int, size: Side) -> Array:
+        """The pixels of one image; a file is always read in colour."""
+        image, shape = self.images[index], size and (size, size)
+        if isinstance(image, Path):
+            return decode(image, 3, shape)
+        return fitted(Image.fromarray(image), shape)
+
+    def place(self, index: int) -> str:
+        """Where one image is."""
+        return f"{self.origin}, image {index}" if self.origin else str(self.images[index])
 
 
 @dataclass(frozen=True)
@@ -64,24 +74,6 @@ class Located:
 
     fingerprint: str
     read: Callable[[], Original]
-
-
-def from_arrays(images: Array, labels: Labels, file: str) -> Split:
-    """A split that is one array already: (n, height, width) or (n, height, width, 3)."""
-    return Split(
-        np.asarray(labels, np.int64),
-        lambda i, size: fitted(Image.fromarray(images[i]), size and (size, size)),
-        lambda i: f"{file}, image {i}",
-    )
-
-
-def from_files(labelled: Sequence[tuple[Path, int]]) -> Split:
-    """A split of one image file each, always read in colour."""
-    return Split(
-        np.array([label for _, label in labelled], np.int64),
-        lambda i, size: decode(labelled[i][0], 3, size and (size, size)),
-        lambda i: str(labelled[i][0]),
-    )
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -111,18 +103,14 @@ class Table:
     deviation: tuple[float, ...]
 
 
-class Damaged(Exception):
-    """A cached data set is not what was written."""
-
-
 def cached(name: str, located: Located, size: Side, folder: Path, verify: bool = False) -> Table:
     """The data set from the cache in `folder`; built first if it is missing, changed or damaged."""
-    place = folder / f"{name}-{size or 'original'}-{located.fingerprint[:16]}"
+    place = folder / f"{name}-{size or 'original'}-{located.fingerprint[:16]}-{FORMAT}"
     with suppress(Damaged):
         return _opened(name, place, verify)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with files.Lock(place.parent / f".{place.name}.lock", wait=True):
+        with files.locked(place.parent / f".{place.name}.lock", wait=True):
             try:
                 return _opened(name, place, verify)
             except Damaged as damage:
@@ -145,7 +133,8 @@ def _build(name: str, located: Located, size: Side, place: Path) -> None:
         mean, deviation = _statistics(histogram)
         digests = {array: files.digest(fresh / f"{array}.npy") for array in _ARRAYS}
         meta = {"classes": original.classes, "mean": mean, "deviation": deviation}
-        (fresh / "meta.json").write_bytes(_stamped(fresh, {**meta, "sha256": digests}))
+        meta |= {"sha256": digests, "stamps": _stamps(fresh)}
+        (fresh / META).write_bytes(files.sealed(FORMAT, meta))
 
 
 def _read(name: str, located: Located) -> Original:
@@ -205,44 +194,26 @@ def _statistics(histogram: Histogram) -> tuple[list[float], list[float]]:
     return mean.tolist(), np.sqrt(np.maximum(variance, 1e-8)).tolist()
 
 
-def _stamp(file: Path) -> list[int]:
-    """What changes whenever a file is written, and costs nothing to look at."""
-    status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _stamped(folder: Path, meta: Mapping[str, Any]) -> bytes:
-    """meta.json: what the arrays mean, their digests and present stamps, under its own digest."""
-    stamps = {array: _stamp(folder / f"{array}.npy") for array in _ARRAYS}
-    text = json.dumps({**meta, "format": FORMAT, "stamps": stamps})
-    return files.as_json({"body": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Of each array what changes whenever it is written, and costs nothing to look at."""
+    found = {array: (folder / f"{array}.npy").stat() for array in _ARRAYS}
+    return {array: [status.st_size, status.st_mtime_ns] for array, status in found.items()}
 
 
 def _opened(name: str, place: Path, verify: bool = False) -> Table:
     """Map arrays that each have their stamp, or else (and to `verify`) their digest."""
-    meta, paths = _read_meta(place / "meta.json"), {one: place / f"{one}.npy" for one in _ARRAYS}
+    _, meta = files.unsealed(place / META)
     try:
-        moved = [array for array in _ARRAYS if _stamp(paths[array]) != meta["stamps"][array]]
+        stamps = _stamps(place)
+        moved = [array for array in _ARRAYS if stamps[array] != meta["stamps"][array]]
         for array in _ARRAYS if verify else moved:
-            if files.digest(paths[array]) != meta["sha256"][array]:
+            if files.digest(place / f"{array}.npy") != meta["sha256"][array]:
                 raise Damaged(f"{array}.npy does not match its digest")
     except OSError as error:
-        raise Damaged(f"{Path(error.filename).name} cannot be read: {error}") from error
+        raise Damaged(f"{Path(error.filename).name} cannot be read") from error
     if moved:
         with suppress(RunDirectoryError):
-            files.write_atomic(place / "meta.json", _stamped(place, meta))
-    arrays = (torch.from_numpy(np.load(paths[array], mmap_mode="c")) for array in _ARRAYS)
+            files.write_atomic(place / META, files.sealed(FORMAT, {**meta, "stamps": stamps}))
+    mapped = (np.load(place / f"{array}.npy", mmap_mode="c") for array in _ARRAYS)
     classes, mean, deviation = (tuple(meta[key]) for key in ("classes", "mean", "deviation"))
-    return Table(name, classes, *arrays, mean, deviation)
-
-
-def _read_meta(file: Path) -> dict[str, Any]:
-    try:
-        envelope = json.loads(file.read_text())
-        meta: dict[str, Any] = json.loads(envelope["body"])
-        digest = hashlib.sha256(envelope["body"].encode()).hexdigest()
-        if (digest, FORMAT) != (envelope["sha256"], meta["format"]):
-            raise ValueError("it does not match its digest")
-        return meta
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"meta.json cannot be read: {error}") from error
+    return Table(name, classes, *map(torch.from_numpy, mapped), mean, deviation)

@@ -15,8 +15,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
 
 from datamodules.cache import Table
-from datamodules.partitions import draws
-from datamodules.scenarios import Integers, class_groups, require
+from datamodules.scenarios import Integers, class_groups, draws, require
 from fedbnn.errors import ConfigError, did_you_mean
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.seeds import generator
@@ -83,13 +82,13 @@ def collect(
     tasks: int,
     domains: tuple[str, ...],
     class_order: int | None,
-    validation: float,
+    validation: bool,
     seed: int,
 ) -> Collection:
     """Put sources side by side and cut them into tasks.
 
-    `class_order` is the seed of a shuffle of all classes. With a `validation` share, that part of
-    train is the test.
+    `class_order` is the seed of a shuffle of all classes. With `validation` a part of train is the
+    test.
     """
     sizes = {table.name: "{}x{}".format(*table.train_pixels.shape[-2:]) for table in tables}
     found = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -101,7 +100,7 @@ def collect(
         order = draws(class_order, "class order").permutation(len(names))
     train, test = (_pool(tables, split, np.argsort(order)) for split in ("train", "test"))
     if validation:
-        held = held_out(train.labels, validation, seed)
+        held = held_out(train.labels, seed)
         train, test = replace(train, open=~held), replace(train, open=held)
     classes = tuple(names[place] for place in order)
     labels = task_labels(incremental, tables, tasks, domains)
@@ -145,12 +144,12 @@ def common_preprocess(tables: Sequence[Table]) -> Preprocess:
     return Preprocess(tuple(means.mean(0).tolist()), tuple(deviation.tolist()))
 
 
-def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
-    """Which images are for validation: `share` of each class, at least one of two or more."""
+def held_out(labels: Integers, seed: int) -> NDArray[np.bool_]:
+    """Which images are for validation: a tenth of each class, at least one of two or more."""
     chosen = np.zeros(len(labels), bool)
     for label in np.unique(labels):
         images = draws(seed, "validation", int(label)).permutation(np.flatnonzero(labels == label))
-        chosen[images[: min(max(1, round(share * len(images))), len(images) - 1)]] = True
+        chosen[images[: min(max(1, round(0.1 * len(images))), len(images) - 1)]] = True
     return chosen
 
 

@@ -1,13 +1,16 @@
-"""Scenarios as pure functions: which classes form a task, and who is on which task when."""
+"""Scenarios as pure functions of labels: which classes form a task, who is on which task when, who
+owns which image, who takes part, and what each shows."""
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedbnn.errors import ConfigError
+from fedbnn.seeds import address
 
 Integers = NDArray[np.int64]
 Window = tuple[int, int]
@@ -23,9 +26,8 @@ def class_groups(classes: int, tasks: int) -> tuple[range, ...]:
     """Consecutive groups, sizes at most one apart: the first take the remainder, none is lost."""
     what, fix = f"{tasks} tasks of {classes} classes", f"choose 1 to {classes} tasks"
     require(1 <= tasks <= classes, "tasks", what, fix)
-    size, more = divmod(classes, tasks)
-    starts = [task * size + min(task, more) for task in range(tasks + 1)]
-    return tuple(range(start, stop) for start, stop in itertools.pairwise(starts))
+    groups = np.array_split(np.arange(classes), tasks)
+    return tuple(range(int(group[0]), int(group[-1]) + 1) for group in groups)
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> tuple[int, ...]:
@@ -41,7 +43,7 @@ def largest_remainder(weights: Sequence[float], total: int) -> tuple[int, ...]:
 class Schedule:
     """Tasks in windows (start, end]: task t has clients in the rounds start_t + 1 .. end_t.
 
-    Consecutive windows touch (`separate`) or overlap. In an overlap the clients change over one
+    Consecutive windows touch or overlap. In an overlap the clients change over one
     after the other, in one order for the whole run, so a client that moved on never comes back.
     """
 
@@ -62,14 +64,14 @@ class Schedule:
 
         In an overlap of rounds a + 1 .. b it is a share of (r - a) / (b - a + 1).
         """
-        overlaps = [(start, end) for (_, end), (start, _) in itertools.pairwise(self.windows)]
+        overlaps = [(start, end) for (_, end), (start, _) in pairwise(self.windows)]
         far = [min(max((round - a) / (b - a + 1), 0.0), 1.0) for a, b in overlaps]
         return tuple(largest_remainder((1 - share, share), clients)[1] for share in far)
 
     def clients_on(self, round: int, clients: int) -> tuple[int, ...]:
         """How many clients are on each task."""
         passed = (clients, *self.moved(round, clients), 0)
-        return tuple(before - after for before, after in itertools.pairwise(passed))
+        return tuple(before - after for before, after in pairwise(passed))
 
     def task_of(self, round: int, rank: Integers, clients: int) -> Integers:
         """The task of the clients at these places in the order of changing over (0 moves first)."""
@@ -85,15 +87,13 @@ class Schedule:
         return tuple((rounds[0], rounds[-1], tasks) for tasks, rounds in found.items())
 
 
-def separate(ends: Sequence[int]) -> Schedule:
-    """All clients change together; `ends` are the last rounds of the tasks."""
-    return _checked(list(zip((0, *ends), ends, strict=False)), "boundaries")
+def consecutive(ends: Sequence[int], stagger: int = 0) -> Schedule:
+    """`ends` are the last rounds of the tasks; all clients change together, or staggered.
 
-
-def staggered(ends: Sequence[int], stagger: int) -> Schedule:
-    """Each client changes at an offset of its own, evenly spread over 0..stagger rounds."""
-    late = [end + stagger for end in ends[:-1]] + [ends[-1]]
-    return _checked(list(zip((0, *ends), late, strict=False)), "stagger")
+    Then each changes at an offset of its own, evenly spread over 0..stagger rounds.
+    """
+    late = [end + stagger for end in ends[:-1]] + [*ends[-1:]]
+    return _checked([*zip((0, *ends), late, strict=False)], "stagger" if stagger else "boundaries")
 
 
 def gradual(durations: Sequence[Window]) -> Schedule:
@@ -107,7 +107,7 @@ def _checked(windows: list[Window], key: str) -> Schedule:
     begins = bool(windows) and windows[0][0] == 0 and all(start < end for start, end in windows)
     fix = "the first begins at 0, and each ends after it begins"
     require(begins, key, f"tasks cannot last {text}", fix)
-    ordered = all(a < later <= b < end for (a, b), (later, end) in itertools.pairwise(windows))
+    ordered = all(a < later <= b < end for (a, b), (later, end) in pairwise(windows))
     fix = "each begins after the one before it and no later than that ends, and ends after it"
     require(ordered, key, f"tasks cannot last {text}", fix)
     return Schedule(tuple(windows))
@@ -134,7 +134,7 @@ def timed(
     what = f"the length of tasks is said {said} times"
     require(said == 1, "rounds_per_task", what, "give it or boundaries")
     ends = boundaries or [(task + 1) * (rounds_per_task or 1) for task in range(tasks)]
-    return separate(ends) if stagger is None else staggered(ends, stagger)
+    return consecutive(ends, stagger or 0)
 
 
 def task_count(incremental: str, tasks: int | None, listed: int, entries: int | None) -> int:
@@ -147,3 +147,170 @@ def task_count(incremental: str, tasks: int | None, listed: int, entries: int | 
     what = f"{counted} tasks, but {entries} in the schedule"
     require(entries in (None, counted), "schedule", what, "give one entry per task")
     return counted
+
+
+def draws(seed: int, *path: int | str) -> np.random.Generator:
+    """A numpy generator of its own for the address `path`."""
+    return np.random.default_rng(address(seed, *path))
+
+
+def by_owner(images: Integers, owners: Integers, clients: int) -> list[Integers]:
+    """The images of each client, when every image has one owner."""
+    ends = np.cumsum(np.bincount(owners, minlength=clients))
+    return np.split(images[np.argsort(owners, kind="stable")], ends[:-1])
+
+
+def preference(seed: int, label: int, clients: int, alpha: float) -> NDArray[np.float64]:
+    """ln g_k of every client for one class, g_k ~ Gamma(alpha): normalised, Dirichlet(alpha).
+
+    Drawn as Gamma(alpha + 1) U^(1/alpha), which never underflows.
+    """
+    random = draws(seed, "preference", label)
+    gamma = random.gamma(alpha + 1, size=clients)
+    return np.asarray(np.log(gamma) + np.log1p(-random.random(clients)) / alpha)
+
+
+def dirichlet(labels: Integers, clients: int, alpha: float, seed: int) -> Integers:
+    """The owner of each image: a class is cut over the clients in proportions ~ Dirichlet(alpha).
+
+    Of the n images of a class, in random order, image j goes where (j + 1/2) / n falls.
+    """
+    owners = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        images = draws(seed, "order", int(label)).permutation(np.flatnonzero(labels == label))
+        taste = preference(seed, int(label), clients, alpha)
+        ladder = np.cumsum(np.exp(taste - taste.max()))
+        place = (np.arange(len(images)) + 0.5) / len(images) * ladder[-1]
+        owners[images] = np.searchsorted(ladder, place, side="right")
+    return owners
+
+
+def iid(labels: Integers, clients: int, seed: int) -> Integers:
+    """The owner of each image, dealt like cards in random order: sizes are at most one apart."""
+    random = draws(seed, "deal")
+    dealt = random.permutation(clients)[np.arange(len(labels)) % clients]
+    owners = np.empty(len(labels), np.int64)
+    owners[random.permutation(len(labels))] = dealt
+    return owners
+
+
+def systematic(sizes: Sequence[int], total: int, start: float) -> Integers:
+    """Whole n_i with sum `total`, next to and in the mean q_i = total size_i / sum size.
+
+    n_i = floor(Q_i + start) - floor(Q_(i-1) + start), Q the running sums of q, start ~ U[0, 1).
+    """
+    marks = np.floor(np.cumsum([0, *sizes]) * total / max(sum(sizes), 1) + start)
+    return np.diff(marks).astype(np.int64)
+
+
+def shared_out(sizes: Integers, tasks: Integers, weights: Sequence[float], total: int) -> Integers:
+    """How many images participants show, who own so many, if the round has `total` for all.
+
+    By largest remainder: to each task by its weight, and of that to each of its participants by
+    what it owns. Each shows at least one image, and none more than it owns.
+    """
+    shown, present = np.ones(len(sizes), np.int64), np.unique(tasks)
+    parts = largest_remainder([weights[task] for task in present], total - len(sizes))
+    for task, part in zip(present, parts, strict=True):
+        on = np.flatnonzero((tasks == task) & (sizes > 1))
+        shown[on] += largest_remainder(sizes[on] - 1, part) if len(on) else 0
+    return np.minimum(sizes, shown)
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """Deals every task once over all clients; a client shows its own part of the task it is on.
+
+    So a share s of the clients shows, in the mean, a share s of the images of a task, and a client
+    keeps its images whoever else arrives or leaves. `labels[i]` is the class of image i and
+    `images[t]` are those of task t. With an `alpha` classes are skewed (Dirichlet), without one the
+    deal is IID. Clients change over in one random order, fixed for the run.
+    """
+
+    labels: Integers
+    images: Sequence[Integers]
+    schedule: Schedule
+    clients: int
+    clients_per_round: int
+    alpha: float | None = None
+    samples_per_round: int | None = None
+    seed: int = 0
+    _shows: dict[int, dict[int, int]] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _rank(self) -> Integers:
+        return np.argsort(draws(self.seed, "order of changing over").permutation(self.clients))
+
+    @cached_property
+    def parts(self) -> list[list[Integers]]:
+        """The images of each task, divided among all clients once and for all."""
+        deal = iid if self.alpha is None else partial(dirichlet, alpha=self.alpha)
+        owners = (deal(self.labels[images], self.clients, seed=self.seed) for images in self.images)
+        return [by_owner(*task, self.clients) for task in zip(self.images, owners, strict=True)]
+
+    def task_of(self, round: int, client: int) -> int:
+        """The task that a client is on."""
+        return int(self.schedule.task_of(round, self._rank[[client]], self.clients)[0])
+
+    def owned(self, round: int, client: int) -> Integers:
+        """The client's part of the task that it is on."""
+        return self.parts[self.task_of(round, client)][client]
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        """A random sample of the clients that have images of the task they are on, in order."""
+        return tuple(self._showing(round))
+
+    def shown(self, round: int, client: int) -> Integers:
+        """The images that a client trains on: what it owns, or its part of the round's draw."""
+        owned = self.owned(round, client)
+        count = self._showing(round).get(client, 0) if self.samples_per_round else len(owned)
+        if count == len(owned):
+            return owned
+        random = draws(self.seed, "draw", round, client)
+        return np.sort(random.choice(owned, count, replace=False, shuffle=False))
+
+    def image_shares(self, round: int) -> tuple[float, ...]:
+        """The share of each task in the images of a round, in expectation.
+
+        It is proportional to the clients on the task, times what one of them shows: its part of the
+        task, |t| / clients, but no more than its part of the round's draw.
+        """
+        most = (self.samples_per_round or np.inf) / self.clients_per_round
+        each = [min(len(images) / self.clients, most) for images in self.images]
+        weights = np.multiply(self.schedule.clients_on(round, self.clients), each)
+        return tuple((weights / weights.sum()).tolist())
+
+    def _showing(self, round: int) -> Mapping[int, int]:
+        """The participants of a round, and how many images each shows."""
+        if round not in self._shows:
+            chosen = self._choose(round)
+            self._shows[round] = dict(zip(chosen, self._counts(round, chosen), strict=True))
+        return self._shows[round]
+
+    def _choose(self, round: int) -> list[int]:
+        """Every client that has images is as likely as any other, so tasks have their share."""
+        on = self.schedule.task_of(round, self._rank, self.clients)
+        active = np.unique(on).tolist()
+        owns = {task: np.array([len(part) for part in self.parts[task]]) for task in active}
+        ready = [np.flatnonzero((on == task) & (owns[task] > 0)) for task in active]
+        sizes = [len(these) for these in ready]
+        count = min(self.clients_per_round, sum(sizes))
+        start = draws(self.seed, "tasks of participants", round).random()
+        random, numbers = draws(self.seed, "participants", round), systematic(sizes, count, start)
+        some = partial(random.choice, replace=False, shuffle=False)
+        chosen = [some(*task) for task in zip(ready, numbers, strict=True)]
+        return np.sort(np.concatenate(chosen)).tolist()
+
+    def _counts(self, round: int, chosen: Sequence[int]) -> list[int]:
+        """How many images these participants show: all they own, or a part of the round's draw.
+
+        Tasks share the draw by their clients; by participants where one may have none of these.
+        """
+        sizes = np.array([len(self.owned(round, client)) for client in chosen], np.int64)
+        if self.samples_per_round is None:
+            return sizes.tolist()
+        tasks = np.array([self.task_of(round, client) for client in chosen], np.int64)
+        clients = self.schedule.clients_on(round, self.clients)
+        sure = self.clients_per_round * min(filter(None, clients)) >= self.clients
+        weights = clients if sure else np.bincount(tasks)
+        return shared_out(sizes, tasks, weights, self.samples_per_round).tolist()

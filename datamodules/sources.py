@@ -151,13 +151,14 @@ class Official:
 def _split(data: Any) -> Split:
     """What torchvision read: an image file each, or all images in one array, channels last."""
     if hasattr(data, "_image_files"):
-        return cache.from_files([*zip(data._image_files, data._labels, strict=True)])
+        return Split(data._image_files, np.asarray(data._labels, np.int64))
     images, labels = np.asarray(data.data), getattr(data, "targets", None)
     if isinstance(data, datasets.EMNIST):  # whose files hold every image mirrored on the diagonal
         images = images.transpose(0, 2, 1)
     if isinstance(data, datasets.STL10):
         images, labels = images.transpose(0, 2, 3, 1), data.labels
-    return cache.from_arrays(images, labels, f"{data.root}, {type(data).__name__}")
+    origin = f"{data.root}, {type(data).__name__}"
+    return Split(images, np.asarray(labels, np.int64), origin)
 
 
 def image_folder(root: Path) -> Located | None:
@@ -175,12 +176,14 @@ def _read_folder(train: Path, test: Path) -> Original:
             what = f"class {path.name!r} has test images only"
             raise DataError(what, str(path), f"add {train / path.name}")
     parts = (_labelled([top / name for name in classes]) for top in (train, test))
-    return Original(classes, *map(cache.from_files, parts))
+    return Original(classes, *parts)
 
 
-def _labelled(folders: Sequence[Path]) -> list[tuple[Path, int]]:
+def _labelled(folders: Sequence[Path]) -> Split:
     """Every picture of every class folder, in the order of names."""
-    return [(file, label) for label, folder in enumerate(folders) for file in below(folder)]
+    found = [below(folder) for folder in folders]
+    labels = np.repeat(np.arange(len(found)), [*map(len, found)])
+    return Split([file for files in found for file in files], labels)
 
 
 class TinyImageNet:
@@ -200,17 +203,18 @@ class TinyImageNet:
         self.classes = _words(root / "words.txt", wnids)
         folders = [root / "train" / wnid for wnid in wnids]
         found = _labelled(folders) if split == "train" else _annotated(root / "val", wnids)
-        self._image_files, self._labels = [file for file, _ in found], [label for _, label in found]
+        self._image_files, self._labels = found.images, found.labels
 
 
-def _annotated(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
+def _annotated(val: Path, wnids: list[str]) -> Split:
     annotations, number = val / "val_annotations.txt", {wnid: i for i, wnid in enumerate(wnids)}
     rows = [line.split("\t") for line in annotations.read_text().splitlines() if line]
     for line, row in enumerate(rows, 1):
         if len(row) < 2 or row[1] not in number:
             what, fix = f"label out of range in line {line}", "fetch the data set again"
             raise DataError(what, str(annotations), fix)
-    return [(val / "images" / row[0], number[row[1]]) for row in rows]
+    labels = np.array([number[row[1]] for row in rows], np.int64)
+    return Split([val / "images" / row[0] for row in rows], labels)
 
 
 def _words(file: Path, wnids: list[str]) -> tuple[str, ...]:
@@ -236,7 +240,7 @@ def _read_digits() -> Original:
     fifth = {"test_size": 0.2, "stratify": data.target, "random_state": 0}
     train, test, *labels = train_test_split(images, data.target, **fifth)
     parts = zip((train, test), labels, strict=True)
-    return Original(_DIGITS, *(cache.from_arrays(*part, "load_digits") for part in parts))
+    return Original(_DIGITS, *(Split(*part, "load_digits") for part in parts))
 
 
 def _idx(folder: str, test: str = "t10k") -> tuple[str, ...]:

@@ -10,10 +10,9 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules.collection import Collection, collect, domain_names
-from datamodules.partitions import Partitioner, draws
-from datamodules.scenarios import largest_remainder, require, task_count, timed
+from datamodules.scenarios import Partitioner, draws, largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
-from fedbnn.config.ranges import Count, Fraction, NonNegativeCount, Positive, Side
+from fedbnn.config.ranges import Count, NonNegativeCount, Positive, Side
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
 from fedbnn.stream import Task
 
@@ -61,7 +60,6 @@ class FederatedStream(LightningDataModule):
         alpha: Positive = 1.0,
         samples_per_round: Count | None = None,
         validation: bool = False,
-        validation_share: Fraction = 0.1,
         data_dir: str = "data",
         cache_dir: str | None = None,
         size: Side | None = None,
@@ -92,8 +90,7 @@ class FederatedStream(LightningDataModule):
             partition: `dirichlet` or `iid`: how the images of a task are divided among the clients.
             alpha: Dirichlet concentration per class; small is more skewed.
             samples_per_round: Images drawn in a round over all participants; null is all they own.
-            validation: Test on a part of the train split that is then never trained on; for tuning.
-            validation_share: That part.
+            validation: Test on a tenth of the train split, never trained on then; for tuning.
             data_dir: Where data sets are.
             cache_dir: Where decoded images go; null is DATA_DIR/.cache.
             size: Resize images to size x size.
@@ -118,10 +115,6 @@ class FederatedStream(LightningDataModule):
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
         fits = class_order is None or incremental == "class"
         require(fits, "class_order", "only class groups have an order", "drop it")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy for another process is made from the settings; it maps cached images itself."""
-        return partial(FederatedStream, **self.hparams), ()
 
     @property
     def rounds(self) -> int:
@@ -163,7 +156,7 @@ class FederatedStream(LightningDataModule):
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
         tables = [registry.open(source) for source in self.sources]
         tasks = self.incremental, len(self.schedule.windows), self.domains, asked.class_order
-        return collect(tables, *tasks, asked.validation * asked.validation_share, self.seed)
+        return collect(tables, *tasks, asked.validation, self.seed)
 
     @cached_property
     def _partitioner(self) -> Partitioner:

@@ -29,7 +29,8 @@ from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
 
 MODEL, CARD = "model.safetensors", "config.json"
-KEPT = ("prototypes.", "posteriors.", "buffers")
+KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 
 
@@ -50,8 +51,7 @@ class Card:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
         """The card that `to_json` wrote."""
-        unknown = facts.keys() - {field.name for field in fields(cls)}
-        if unknown:
+        if unknown := facts.keys() - {field.name for field in fields(cls)}:
             raise ValueError(f"{CARD} has an unknown key {min(unknown)!r}")
         options = dict(facts["head"])
         head = HEADS[options.pop("name")](**options)
@@ -109,12 +109,11 @@ def build_backbone(card: Card) -> nn.Module:
 
 def save_model(run_dir: Path, card: Card, state: State, layout: Layout) -> None:
     """Write both files, each in one piece."""
-    sites = {f"backbone.{n}.loc": value for n, value in layout.views(state["backbone"]).items()}
-    if state.bayesian:
-        scales = layout.views(state["backbone.scale"])
-        sites |= {f"backbone.{name}.scale": value for name, value in scales.items()}
-    sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
     sites["prototypes.loc"] = state["prototypes"]
+    for kind, flat in KINDS.items():
+        views = layout.views(state[flat]) if flat in state else {}
+        sites |= {f"backbone.{name}.{kind}": value for name, value in views.items()}
     tensors = {name: tensor.contiguous() for name, tensor in sites.items()}
     write_atomic(run_dir / MODEL, save(tensors, metadata={"format": "fedbnn 1"}))
     write_atomic(run_dir / CARD, as_json({**card.to_json(), "classes": list(state.classes)}))
@@ -138,13 +137,11 @@ def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Ten
         if sites[f"backbone.{slot.name}.loc"].shape != slot.shape:
             raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")
     flat = {name: value for name, value in sites.items() if name.startswith(KEPT)}
-    flat["prototypes"] = flat.pop("prototypes.loc")
+    flat["prototypes"] = sites["prototypes.loc"]
     if len(card.classes) != (rows := len(flat["prototypes"])):
         raise ValueError(f"{rows} prototypes for the {len(card.classes)} classes in {CARD}")
-    kinds = {"loc": "backbone"} | (
-        {"scale": "backbone.scale"} if "prototypes.scale" in flat else {}
-    )
-    for kind, name in kinds.items():
-        own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
-        flat[name] = layout.flatten(own)
+    for kind, name in KINDS.items():
+        if kind == "loc" or "prototypes.scale" in flat:
+            own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
+            flat[name] = layout.flatten(own)
     return flat

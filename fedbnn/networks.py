@@ -167,5 +167,9 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch, one column per row of the head."""
-        logits: Tensor = self.head(self.backbone(images))
-        return logits
+        return self.outputs(images)[1]
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits of a batch."""
+        features = self.backbone(images)
+        return features, self.head(features)

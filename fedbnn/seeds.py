@@ -18,9 +18,14 @@ def address(seed: int, *path: int | str) -> int:
 
 @contextmanager
 def forked(seed: int) -> Iterator[None]:
-    """Draw from torch's generators seeded with `seed`, and leave them as they were found."""
+    """Draw from torch's generators seeded with `seed`, and leave them as they were found.
+
+    Without an accelerator the CPU's alone is seeded: for each of the others torch would write down
+    the whole call stack, a millisecond every time.
+    """
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        everywhere = torch.accelerator.is_available()
+        (torch.manual_seed if everywhere else torch.default_generator.manual_seed)(seed)
         yield
 
 

@@ -7,7 +7,8 @@ Tensors of a state, by name (P backbone weights, B buffer values, C classes know
     prototypes.samples            (C,)      images folded into the row so far; 0: the row is fresh
     buffers                       (B,)      running statistics of batch norm
 
-and whatever a method keeps beside them under its own prefix (`scaffold.control`, `ewc.importance`).
+and what a method keeps beside them: one number a weight under `backbone.` and `prototypes.`, as
+`backbone.importance`, and whole models of the past under a name of its own.
 
 `pack` is the only encoder and `unpack` the only decoder of all that crosses a process, a network or
 a disk: instructions, updates, client state, committed rounds. The bytes are safetensors, in the one

@@ -23,17 +23,33 @@ LARGEST = 1e8
 """A loss beyond this many nats per image is as lost as one that is no number."""
 
 
-class ClientModule(pl.LightningModule, ABC):
-    """A LightningModule that minimises `objective(images, labels)` and knows how long it computed.
+class Meter:
+    """What a fit cost: seconds of forward, backward and optimiser alone, and optimiser steps.
 
-    `seconds` are those of forward, backward and optimiser alone; `steps` counts optimiser steps.
+    An object beside the module: to set an attribute of a module takes torch a hundred times as long
+    as to set one here, and these change in every step.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.seconds = self._step_began = 0.0
-        self.steps, self.lone = 0, False
+        self.seconds = self.began = 0.0
+        self.steps = 0
         self.worst = torch.zeros(())
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.began = perf_counter()
+
+    def stop(self) -> None:
+        """Count what has passed since the start."""
+        self.seconds += perf_counter() - self.began
+
+
+class ClientModule(pl.LightningModule, ABC):
+    """A LightningModule that minimises `objective(images, labels)` and knows how long it took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter, self.lone = Meter(), False
 
     @abstractmethod
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -41,24 +57,25 @@ class ClientModule(pl.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss; it is logged where somebody listens, a logger or a callback."""
-        began = perf_counter()
+        meter = self.meter
+        meter.start()
         loss = self.objective(*batch)
-        self.seconds += perf_counter() - began
-        self.worst = torch.maximum(self.worst.to(loss.device), loss.detach().abs())
+        meter.stop()
+        meter.worst = torch.maximum(meter.worst.to(loss.device), loss.detach().abs())
         if self.trainer.loggers or self.trainer.callbacks:
             self.log("train/loss", loss.detach(), batch_size=len(batch[1]))
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The backward pass, timed."""
-        began = perf_counter()
+        self.meter.start()
         loss.backward(*args, **kwargs)
-        self.seconds += perf_counter() - began
+        self.meter.stop()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Gradients are there: let the method change them, then start the clock of the step."""
         self.correct()
-        self._step_began = perf_counter()
+        self.meter.start()
 
     def correct(self) -> None:
         """Change the gradients in place, if the method does."""
@@ -66,8 +83,8 @@ class ClientModule(pl.LightningModule, ABC):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The step of the optimiser, timed from when the gradients were there."""
         super().optimizer_step(*args, **kwargs)
-        self.seconds += perf_counter() - self._step_began
-        self.steps += 1
+        self.meter.stop()
+        self.meter.steps += 1
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """A lone image has no batch statistics: batch norm then keeps those it has."""
@@ -81,18 +98,18 @@ class ClientModule(pl.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:
         """The loss must have been a number, and one that a fit can have."""
-        worst = float(self.worst)
+        worst = float(self.meter.worst)
         if not worst < LARGEST:
             epoch = self.current_epoch + 1
             raise FloatingPointError(f"diverged: the loss is {worst} in epoch {epoch}")
 
     def get_extra_state(self) -> Tensor:
         """Clock and steps travel with the weights: they come back from other ranks' processes."""
-        return torch.tensor([self.seconds, self.steps], dtype=torch.float64)
+        return torch.tensor([self.meter.seconds, self.meter.steps], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Clock and steps of the process that trained."""
-        self.seconds, self.steps = float(state[0]), int(state[1])
+        self.meter.seconds, self.meter.steps = float(state[0]), int(state[1])
 
 
 def optimizer(kind: str, groups: Iterable[Any], lr: float, momentum: float = 0.0) -> Optimizer:
@@ -115,7 +132,7 @@ class PointClient(ClientModule):
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms."""
-        return self.terms.loss(self.network, images, labels)
+        return self.terms.loss(images, *self.network.outputs(images), labels)
 
     def correct(self) -> None:
         """Let the method change the gradients (penalties, control variates)."""
@@ -188,7 +205,7 @@ class Fit:
         with torch.no_grad():
             for name, value in backbone.named_buffers():
                 value.copy_(statistics[name])
-        return module.seconds
+        return module.meter.seconds
 
     def keep(self, rows: dict[str, Tensor]) -> State:
         """The client's own prototypes, where they stay at home."""
@@ -207,7 +224,7 @@ def fit_points(fit: Fit) -> Answer:
     rows = weights.pop("prototypes")
     if fit.method.shares_prototypes:
         weights["prototypes"] = rows[: fit.assembly.held]
-    sent, kept = terms.sends(weights, client.steps, client.lr), terms.keeps()
+    sent, kept = terms.answer(weights, client.meter.steps, client.lr)
     if not fit.method.shares_prototypes:
         kept = fit.keep({"prototypes": rows}).having(kept.tensors if kept else {})
-    return Answer(sent, kept, warm + client.seconds)
+    return Answer(sent, kept, warm + client.meter.seconds)

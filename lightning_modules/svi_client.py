@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -131,10 +130,11 @@ class PosteriorFit:
             self.model.function_prior.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        began, prior = perf_counter(), Gaussian.from_moments(start.loc, start.scale)
+        prior = Gaussian.from_moments(start.loc, start.scale)
+        client.meter.start()
         posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
-        seconds = warm + client.seconds + perf_counter() - began
-        return self._answer(fit, prior, posterior, seconds)
+        client.meter.stop()
+        return self._answer(fit, prior, posterior, warm + client.meter.seconds)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import fedbnn  # noqa: F401  (before Lightning, which imports torchvision)
+
 settings.register_profile("fedbnn", deadline=None)
 settings.load_profile("fedbnn")
 

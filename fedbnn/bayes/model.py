@@ -73,8 +73,7 @@ class FeatureClassifier(Classifier):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Features and logits of a batch."""
-        features = self.backbone(images)
-        return features, self.head(features)
+        return self.outputs(images)
 
 
 class BayesianModel(PyroModule):

@@ -46,6 +46,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 IMAGE, CLASSES, LR = (3, 32, 32), 25, 1e-3
 CASES = {"lenet": (128, 40), "paper_resnet": (64, 12)}
 """Networks of `step`, each with its batch size and the number of turns."""
+LAYERS: Mapping[type[nn.Module], Sequence[str]] = {
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding"),
+    nn.Linear: ("in_features", "out_features"),
+}
 REFERENCE = "SNN, Adam"
 WARM, LOOK_SECONDS = 5, 0.02
 
@@ -81,11 +85,8 @@ def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[st
 
 
 def _short_tasks(options: Namespace) -> dict[str, str]:
-    """Tasks of `--repeats` rounds, said the way the configuration says how long they are."""
-    ends = parse(_words(options))["stream"]["boundaries"]
-    if not ends:
-        return {"stream.rounds_per_task": str(options.repeats)}
-    return {"stream.boundaries": str([options.repeats * (place + 1) for place in range(len(ends))])}
+    """Tasks of `--repeats` rounds."""
+    return {"stream.rounds_per_task": str(options.repeats), "stream.boundaries": "null"}
 
 
 def _step(options: Namespace) -> list[Row]:
@@ -147,24 +148,13 @@ def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
     import torchbnn
 
     module, cross_entropy = _standard(network)
-    _convert(module, torchbnn)
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            how = {one: getattr(layer, one) for one in LAYERS[type(layer)]}
+            bayesian = getattr(torchbnn, f"Bayes{type(layer).__name__}")
+            module.set_submodule(name, bayesian(0.0, 0.05, **how, bias=layer.bias is not None))
     divergence = torchbnn.BKLLoss(reduction="mean", last_layer_only=False)
     return module, lambda images, labels: cross_entropy(images, labels) + 0.1 * divergence(module)
-
-
-def _convert(module: nn.Module, torchbnn: Any) -> None:
-    """Replace convolutions and linear layers below a module."""
-    prior = {"prior_mu": 0.0, "prior_sigma": 0.05}
-    for name, child in module.named_children():
-        if isinstance(child, nn.Conv2d):
-            shape = child.in_channels, child.out_channels, child.kernel_size, child.stride
-            how = {"padding": child.padding, "bias": child.bias is not None}
-            setattr(module, name, torchbnn.BayesConv2d(*prior.values(), *shape, **how))
-        elif isinstance(child, nn.Linear):
-            sizes = child.in_features, child.out_features
-            setattr(module, name, torchbnn.BayesLinear(*prior.values(), *sizes))
-        else:
-            _convert(child, torchbnn)
 
 
 def _engines(options: Namespace) -> list[Row]:
@@ -252,20 +242,13 @@ def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone)
     while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
         done = max(rounds(run), default=0)
-        resident += [_resident_mib(process.pid)] * (done - len(resident) + 1)
+        resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
         sleep(LOOK_SECONDS)
     process.returncode = os.waitstatus_to_exitcode(ended[1])
     if process.returncode:
         what = f"the run to be measured ended with exit code {process.returncode}"
         raise FederationError(what, fix="its error stands above")
     return resident[1:], ended[2].ru_maxrss / 1024
-
-
-def _resident_mib(pid: int) -> float:
-    """VmRSS of a process."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib = [float(line.split()[1]) for line in status if line.startswith("VmRSS:")]
-    return kib[0] / 1024 if kib else 0.0
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from typing import Any
 
 from jsonargparse.typing import PositiveInt
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedbnn.cli.main import Arguments, flags, numbers, words
 from fedbnn.cli.train import Stopped, owned, parse
@@ -27,7 +27,7 @@ from fedbnn.storage.ledger import Ledger, rounds
 from fedbnn.tracking import console
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LOOK_SECONDS, PATIENCE_SECONDS, PLAIN_SECONDS = 0.5, 20.0, 30.0
+LOOK_SECONDS, PATIENCE_SECONDS, PLAIN_SECONDS, SPEED_SECONDS = 0.5, 20.0, 30.0, 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
     planned = grid(options.methods, options.seeds, dict(options.set), options.sweep, directory)
     cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
     pool, screen = Pool(options.config, options.jobs, directory / "logs"), Console(highlight=False)
-    progress = GridProgress(cells, screen)
+    shown = GridProgress(cells, screen)
     try:
-        with owned(), progress.bar:
-            pool.run(cells, progress.watch)
+        with owned(), shown.bar:
+            pool.run(cells, shown.watch)
     except Stopped as stopped:
         screen.out("stopped; the same command goes on from here")
         return int(stopped.code)
@@ -190,7 +190,6 @@ class Pool:
     jobs: int
     logs: Path
     running: dict[Cell, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-    started: dict[Cell, float] = field(default_factory=dict)
     failures: dict[Cell, tuple[int, str]] = field(default_factory=dict)
 
     def run(self, cells: Sequence[Cell], watch: Callable[["Pool"], None]) -> None:
@@ -212,7 +211,6 @@ class Pool:
         one_thread = {**os.environ, **dict.fromkeys(THREADS, "1")}
         with self._log(cell).open("ab") as log:
             self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread)
-        self.started[cell] = time.monotonic()
 
     def _collect(self) -> None:
         """Take note of the cells that have ended."""
@@ -242,49 +240,26 @@ class GridProgress:
     """Rounds of all cells in one bar; plain lines now and then where there is no terminal."""
 
     def __init__(self, cells: Sequence[Cell], screen: Console) -> None:
-        self.cells, self.screen = cells, screen
-        self.rates: dict[Cell, float] = {}
-        self.before = {cell: cell.done() for cell in cells}
-        self.total, self._said = sum(cell.rounds for cell in cells), 0.0
-        words, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-        moving = BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn()
-        columns, hidden = (words, *moving, note), not screen.is_terminal
-        self.bar = Progress(*columns, console=screen, transient=True, disable=hidden)
-        self.bar.add_task("rounds", total=self.total, note="")
+        self.cells, self.screen, self._said = cells, screen, 0.0
+        moving = progress.BarColumn(bar_width=30), progress.MofNCompleteColumn()
+        times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        columns = ("{task.description}", *moving, *times, "{task.fields[note]}")
+        how: Any = {"transient": True, "speed_estimate_period": SPEED_SECONDS}
+        disable = not screen.is_terminal
+        self.bar = progress.Progress(*columns, console=screen, disable=disable, **how)
+        total, done = sum(cell.rounds for cell in cells), sum(cell.done() for cell in cells)
+        self.bar.add_task("rounds", total=total, completed=done, note="")
 
     def watch(self, pool: Pool) -> None:
         """Show where everything stands."""
-        done = {cell: cell.rounds if cell.finished else cell.done() for cell in self.cells}
-        left, made = self.seconds_left(pool, done), sum(done.values())
-        note = ", ".join(f"{cell.name} {done[cell]}/{cell.rounds}" for cell in pool.running)
-        note = note if left is None else f"{timedelta(seconds=round(left))} left; {note}"
-        self.bar.update(self.bar.task_ids[0], completed=made, note=note)
+        done = sum(cell.done() for cell in self.cells)
+        note = ", ".join(f"{cell.name} {cell.done()}/{cell.rounds}" for cell in pool.running)
+        task = self.bar.tasks[0]
+        self.bar.update(task.id, completed=done, note=note)
         if not self.screen.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
-            self._said = time.monotonic()
-            self.screen.out(f"{made}/{self.total} rounds, {note}")
-
-    def seconds_left(self, pool: Pool, done: dict[Cell, int]) -> float | None:
-        """Rounds left times seconds per round, over the jobs; None before the first round of all.
-
-        It takes at least as long as the longest cell, however many jobs there are.
-        """
-        now = time.monotonic()
-        for cell, start in pool.started.items():
-            made = done[cell] - self.before[cell]
-            if cell in pool.running and made > 0:
-                self.rates[cell] = (now - start) / made
-        if not self.rates:
-            return None
-        going = [cell for cell in self.cells if cell not in pool.failures]
-        work = [(cell.rounds - done[cell]) * expected(cell, self.rates) for cell in going]
-        return max(sum(work) / pool.jobs, *work, 0.0)
-
-
-def expected(cell: Cell, rates: Mapping[Cell, float]) -> float:
-    """Mean seconds a round, measured with its method and settings, else its method, else of all."""
-    method = {other: rate for other, rate in rates.items() if other.method == cell.method}
-    same = {other: rate for other, rate in method.items() if other.settings == cell.settings}
-    return mean((same or method or rates).values())
+            self._said, seconds = time.monotonic(), task.time_remaining
+            left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left; "
+            self.screen.out(f"{done}/{task.total:g} rounds, {left}{note}")
 
 
 def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: str) -> None:

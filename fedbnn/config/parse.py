@@ -6,13 +6,12 @@ chooses, the word that was probably meant, and errors in one line.
 
 import argparse
 import inspect
-import math
+import json
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -224,18 +223,16 @@ def _checked(tree: Tree, words: Sequence[str], schema: Schema, flags: Flags) -> 
     return parsed
 
 
-def _plain(value: Any) -> Any:
-    """The value as YAML and JSON hold it; NaN is none: it would pass all comparisons by failing."""
-    if isinstance(value, Namespace | Mapping):
-        items = vars(value) if isinstance(value, Namespace) else value
-        return {str(key): _plain(item) for key, item in items.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
+def _plain(values: Namespace) -> Any:
+    """The values as JSON holds them; NaN is none: it would pass all comparisons by failing."""
+    text = json.dumps(values.as_dict(), default=lambda item: getattr(item, "value", str(item)))
+    return json.loads(text, parse_constant=_constant)
+
+
+def _constant(word: str) -> float:
+    if word == "NaN":
         raise ValueError("nan is not a setting")
-    kinds = [kind for kind in (bool, int, float, str) if isinstance(value, kind)]
-    bare = value.value if isinstance(value, Enum) else value
-    return bare if bare is None else (kinds or [str])[0](bare)
+    return float(word)
 
 
 def _help(parser: ArgumentParser) -> str:
@@ -246,40 +243,36 @@ def _help(parser: ArgumentParser) -> str:
     return str(parser.format_help())
 
 
-_SAID = {
-    r"the following arguments are required: (.*)": "{} is required",
-    r"argument (--[\w.]*).*: expected one argument": "{} needs a value",
-    r"argument (--[\w.]*).*: ignored explicit argument.*": "{} takes no value",
-    r"unrecognized arguments: (\S*).*": "did not expect {0!r}; did you mean '--config {0}'?",
-    r'Parser key "(.+?)":\s+(.*)': "{}: {}",
-}
 _UNKNOWN = r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))"
-_TYPED = (
-    r'Parser key "(.+?)":\s+Expected an? (.*?)\. Got value: (.*)',
-    r'Parser key "(.+?)":.*Subtypes: \[(.*)\]\s+Errors:.* value: (.*)',
-    r'Parser key "(.+?)":\s+Not of type (\w+): (?:.*: \')?(.*?)(?:\'| does not .*)',
+_SAID = (
+    (r"the following arguments are required: (.*)", r"\1 is required"),
+    (r"argument (--[\w.]*).*: expected one argument", r"\1 needs a value"),
+    (r"argument (--[\w.]*).*: ignored explicit argument.*", r"\1 takes no value"),
+    (r"unrecognized arguments: (\S*).*", r"did not expect '\1'; did you mean '--config \1'?"),
+    (r'Parser key "(.+?)":', r"\1:"),
+    (r"<class '(?:\w+\.)*(\w+)'>", r"\1"),
+    (r"Not of type (\w+): (?:.*: ')?(.*?)(?:'| does not .*)$", r"Subtypes: [\1] value: \2"),
+    (r"Expected an? (.*?)\. Got value: (.*)", r"Subtypes: [\1] value: \2"),
 )
+"""What jsonargparse says, and how we say it, one after the other."""
 
 
 def _explained(message: str, known: set[str], schema: Schema) -> ConfigError:
     """What jsonargparse says in many lines and of classes, in one line and in words."""
     if found := re.fullmatch(_UNKNOWN, message, re.DOTALL):
         return _unknown(re.split("[ =]", found[1] or found[2])[0], known, schema)
-    for pattern in _TYPED:
-        if found := re.fullmatch(pattern, message, re.DOTALL):
-            return _mistyped(*found.groups())
-    for pattern, said in _SAID.items():
-        if found := re.fullmatch(pattern, message, re.DOTALL):
-            message = said.format(*found.groups())
-            break
-    return ConfigError(_short(" ".join(message.split()), LONGEST))
+    line = " ".join(message.split())
+    for pattern, said in _SAID:
+        line = re.sub(pattern, said, line)
+    if found := re.fullmatch(r"(\S+): .*?Subtypes: \[(.*?)\] (?:Errors: .*)?value: (.*)", line):
+        return _mistyped(*found.groups())
+    return ConfigError(_short(line, LONGEST))
 
 
 def _mistyped(key: str, types: str, got: str) -> ConfigError:
-    """`<class 'float'>, <class 'NoneType'>` is a float or null; a word may have been meant."""
-    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", types).replace("NoneType", "null")
-    words = re.findall("'([^']*)'", text)
-    text = re.sub(r"\w+", lambda name: WORDS.get(name[0], name[0]), text)
+    """`float, NoneType` is a float or null; a word may have been meant."""
+    words, kinds = re.findall("'([^']*)'", types), {**WORDS, "NoneType": "null"}
+    text = re.sub(r"\w+", lambda name: kinds.get(name[0], name[0]), types)
     text = re.sub(r"(?:typing\.)?Literal\[(.*?)\]", r"\1", text)
     text = re.sub(r", (?![^\[]*\])", " or ", text)
     said = "null" if got == "None" else _short(repr(got))

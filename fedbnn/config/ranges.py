@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Share = float
     UnitInterval = float
     Momentum = float
-    Fraction = float
     Count = int
     NonNegativeCount = int
     Side = int
@@ -40,7 +39,6 @@ else:
     Share = _number("Share", (">", 0), ("<=", 1))
     Momentum = _number("Momentum", (">=", 0), ("<", 1))
     UnitInterval = typing.ClosedUnitInterval
-    Fraction = typing.OpenUnitInterval
     Count = typing.PositiveInt
     NonNegativeCount = typing.NonNegativeInt
     Side = typing.restricted_number_type("Side", int, (">=", 4))

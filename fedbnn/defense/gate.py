@@ -18,7 +18,7 @@ from fedbnn.defense import robust
 from fedbnn.errors import FederationError
 from fedbnn.messages import Failure, FitResult, Refused, Update, read_update
 from fedbnn.methods.aggregation import largest
-from fedbnn.storage.spool import Rejected, Spool
+from fedbnn.storage.files import Rejected, Spool
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN = "train"

@@ -26,11 +26,10 @@ from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
 from fedbnn.storage import run_dir
+from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.spool import Rejected
 from fedbnn.stream import Stream
-from fedbnn.tracking import Watcher
-from fedbnn.tracking.console import Console, logging_to
+from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 
 Json = Mapping[str, Any]

@@ -19,10 +19,10 @@ from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import Aggregator
 from fedbnn.state import State, content_digest
+from fedbnn.storage.files import Rejected, Spool
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.spool import Rejected, Spool
 from fedbnn.stream import Stream
-from fedbnn.tracking import Watcher
+from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]

@@ -16,17 +16,14 @@ def empty(width: int) -> dict[str, Tensor]:
 
 
 def grow(state: State, classes: Iterable[str], scale: float | None) -> State:
-    """Add rows for classes not met before: mean 0, with the initial scale once Bayesian."""
+    """Rows of 0 for classes not met before, in all that has rows; the initial scale of a scale."""
     new = tuple(sorted(set(classes) - set(state.classes)))
     if not new:
         return state
-    count, samples = len(state.classes) + len(new), state["prototypes.samples"]
-    grown = {"prototypes": padded(state["prototypes"], count)}
-    grown["prototypes.samples"] = torch.cat([samples, samples.new_zeros(len(new))])
-    if "prototypes.scale" in state and scale is not None:
-        grown["prototypes.scale"] = padded(state["prototypes.scale"], count, scale)
-    larger = state.having(grown)
-    return State(larger.tensors, state.classes + new, larger.notes)
+    count, fill = len(state.classes) + len(new), {"prototypes.scale": scale or 0.0}
+    rows = {name: rows for name, rows in state.tensors.items() if name.startswith("prototypes")}
+    larger = {name: padded(one, count, fill.get(name, 0.0)) for name, one in rows.items()}
+    return State({**state.tensors, **larger}, state.classes + new, state.notes)
 
 
 def trained(state: State) -> tuple[str, ...]:
@@ -37,7 +34,7 @@ def trained(state: State) -> tuple[str, ...]:
 
 def padded(rows: Tensor, count: int, value: float = 0.0) -> Tensor:
     """The rows, followed by rows of `value` up to `count`."""
-    return torch.cat([rows, rows.new_full((count - len(rows), rows.shape[1]), value)])
+    return torch.cat([rows, rows.new_full((count - len(rows), *rows.shape[1:]), value)])
 
 
 def gathered(state: State, name: str, classes: tuple[str, ...]) -> Tensor:

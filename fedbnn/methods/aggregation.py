@@ -6,6 +6,7 @@ Folds are running sums in float64, one update at a time, in the order given: sum
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-TRAIN = "train"
+TRAIN, WHOLE = "train", ("backbone", "buffers")
 ROUNDING, PIECE = 2.0**-20, 2**15
 
 
@@ -35,11 +36,13 @@ class Fold(Protocol):
 class Aggregator:
     """One exchange of a round: what goes down, what may come up, and how it is folded.
 
-    As it stands it is the exchange of FedAvg: weights down, weights up, their mean.
+    As it stands it is the exchange of FedAvg: weights down, weights up, their mean. `names` are the
+    tensors that come up whole, the first of them the one by which updates are compared.
     """
 
     exchange: str = TRAIN
     shares_prototypes: bool = True
+    names: tuple[str, ...] = WHOLE
 
     def broadcast(self, state: State) -> State:
         """What the participants are sent."""
@@ -47,7 +50,7 @@ class Aggregator:
 
     def expected(self, state: State, classes: Sequence[str]) -> Spec:
         """Names, shapes and types of the tensors of an honest update with rows of `classes`."""
-        spec = {name: (tuple(state[name].shape), torch.float32) for name in ("backbone", "buffers")}
+        spec = {name: (tuple(state[name].shape), torch.float32) for name in self.names}
         return spec | self.rows(state, len(classes), "prototypes")
 
     def rows(self, state: State, count: int, *names: str) -> Spec:
@@ -62,7 +65,8 @@ class Aggregator:
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where an update stands among the others, piece by piece, to measure their distances."""
-        return influence_of_point(state["backbone"], update.tensors["backbone"])
+        first = self.names[:1]
+        return chain(*(influence_of_point(state[name], update.tensors[name]) for name in first))
 
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
         """How long the update's rows are already, by tensor, where rows grow; none for points."""
@@ -70,46 +74,31 @@ class Aggregator:
 
     def fold(self, state: State) -> Fold:
         """The accumulator of this exchange."""
-        return PointFold(state)
+        return PointFold(state, self.names)
 
 
 class WeightedMean:
-    """sum_k w_k x_k / sum_k w_k; with no weight at all, the value it began with."""
+    """sum_k w_k x_k / sum_k w_k of a vector, or row by row; without weight as it was, every bit."""
 
     def __init__(self, start: Tensor) -> None:
         self.start = start
         self.total = torch.zeros_like(start, dtype=torch.float64)
-        self.weight = 0.0
+        self.weight = torch.zeros(start.shape[:-1], dtype=torch.float64)
 
     def add(self, value: Tensor, weight: float) -> None:
-        """Add w x."""
+        """Add w x to the whole."""
         self.total.add_(value, alpha=weight)
         self.weight += weight
 
-    def value(self) -> Tensor:
-        """The mean, in the type of the start."""
-        return (self.total / self.weight).to(self.start.dtype) if self.weight else self.start
-
-
-class ClassMeans:
-    """A weighted mean for every prototype; without any weight it stays as it was, bit for bit."""
-
-    def __init__(self, start: Tensor) -> None:
-        self.start = start
-        self.total = torch.zeros_like(start, dtype=torch.float64)
-        self.weight = torch.zeros(len(start), dtype=torch.float64)
-
-    def add(self, rows: Tensor, values: Tensor, weights: Tensor) -> None:
+    def add_rows(self, rows: Tensor, values: Tensor, weights: Tensor) -> None:
         """Add w_c x_c to these rows."""
         self.total[rows] += weights.view(-1, 1) * values.double()
         self.weight[rows] += weights
 
     def value(self) -> Tensor:
-        """The means."""
-        met = self.weight > 0
-        result = self.start.clone()
-        result[met] = (self.total[met] / self.weight[met].view(-1, 1)).to(self.start.dtype)
-        return result
+        """The mean, in the type of the start."""
+        weight = self.weight.unsqueeze(-1)
+        return torch.where(weight > 0, (self.total / weight).to(self.start.dtype), self.start)
 
 
 class PointFold:
@@ -118,10 +107,10 @@ class PointFold:
     `trust` below 1 pulls a client that weighs too much towards the weights it started from.
     """
 
-    def __init__(self, state: State, names: Sequence[str] = ("backbone", "buffers")) -> None:
+    def __init__(self, state: State, names: Sequence[str] = WHOLE) -> None:
         self.state = state
         self.means = {name: WeightedMean(state[name]) for name in names}
-        self.rows = ClassMeans(state["prototypes"]) if "prototypes" in state else None
+        self.rows = WeightedMean(state["prototypes"]) if "prototypes" in state else None
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
 
     def add(self, update: Update, trust: float = 1.0) -> None:
@@ -133,7 +122,7 @@ class PointFold:
         if self.rows is not None and update.counts:
             index, counts = self.state.index(update.classes), class_counts(update)
             start = self.state["prototypes"][index]
-            self.rows.add(index, tempered(update.tensors["prototypes"], start, trust), counts)
+            self.rows.add_rows(index, tempered(update.tensors["prototypes"], start, trust), counts)
             self.samples[index] += counts
 
     def close(self) -> State:

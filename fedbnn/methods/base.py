@@ -5,27 +5,26 @@ state. A method sees rounds, never tasks: only its `consolidation`, if it has on
 a task has ended.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
-from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
-from fedbnn.images import ImageSet
+from fedbnn.images import ImageSet, joined
 from fedbnn.messages import FitInstruction
 from fedbnn.methods.aggregation import Aggregator
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 from fedbnn.stream import Stream
 
+Tensors = dict[str, Tensor]
 Anchors = Mapping[str, tuple[Tensor, Tensor]]
-MODEL = ("backbone", "buffers", "prototypes")
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,11 @@ class Assignment:
     private: State | None
     replayed: int = 0
 
+    @property
+    def shown(self) -> ImageSet:
+        """The images of this round alone."""
+        return self.images.subset(torch.arange(len(self.images) - self.replayed))
+
 
 class LocalObjective:
     """Cross-entropy, and what a method adds to it.
@@ -47,20 +51,16 @@ class LocalObjective:
     Made anew for every client and round, so it may hold anchors, teachers and control variates.
     """
 
-    def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, images: Tensor, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """CE(softmax(f(x)), y) over the rows the client has assembled; `labels` number them."""
-        return nn.functional.cross_entropy(network(images), labels)
+        return nn.functional.cross_entropy(logits, labels)
 
     def correct(self, network: Classifier, lr: float) -> None:
         """Change the gradients in place before a step of this length."""
 
-    def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
-        """The tensors to send, given the weights after so many steps of this length."""
-        return weights
-
-    def keeps(self) -> State | None:
-        """What the client remembers for the next time it is asked, if anything."""
-        return None
+    def answer(self, weights: Tensors, steps: int, lr: float) -> tuple[Tensors, State | None]:
+        """What to send, and to keep for the next time, after so many steps of this length."""
+        return weights, None
 
 
 class Penalty(LocalObjective):
@@ -73,12 +73,6 @@ class Penalty(LocalObjective):
 
     def __init__(self, anchors: Anchors) -> None:
         self.anchors = anchors
-
-    def penalty(self, network: Classifier) -> Tensor:
-        """1/2 sum_j s_j (theta_j - a_j)^2, without the cap."""
-        weights = dict(network.named_parameters())
-        pulls = [(s * (weights[name] - a).square()).sum() for name, (s, a) in self.anchors.items()]
-        return 0.5 * torch.stack(pulls).sum() if pulls else torch.zeros(())
 
     def correct(self, network: Classifier, lr: float) -> None:
         """g += min(s, 1 / lr) (theta - a)."""
@@ -100,20 +94,17 @@ class Replay:
         """Images by class that a client trains on: of its round, and in memory of other classes."""
         if private is None:
             return dict(shown)
-        stored = torch.bincount(private["labels"], minlength=len(private.classes)).tolist()
-        old = dict(zip(private.classes, stored, strict=True))
-        return {**shown, **{n: count for n, count in old.items() if count and n not in shown}}
+        stored = Counter(private.classes[label] for label in private["labels"].tolist())
+        return {**stored, **shown}
 
     def images(self, shown: ImageSet, private: State | None) -> ImageSet:
         """The images behind `counts`, those replayed at the end."""
-        held = shown.counts()
-        old = self.counts(held, private).keys() - held.keys()
-        if private is None or not old:
+        if private is None:
             return shown
-        number = [shown.classes.index(name) if name in old else -1 for name in private.classes]
-        labels = torch.tensor(number)[private["labels"]]
-        pixels = torch.cat([shown.pixels, private["pixels"][labels >= 0]])
-        return replace(shown, pixels=pixels, labels=torch.cat([shown.labels, labels[labels >= 0]]))
+        memory = ImageSet(private["pixels"], private["labels"], private.classes)
+        old = torch.tensor([name not in shown.counts() for name in private.classes])
+        chosen = memory.subset(old[memory.labels].nonzero().flatten())
+        return joined([shown, chosen.among(shown.classes)])
 
     def stored(self, private: State) -> int:
         """How many images one client stores."""
@@ -135,7 +126,7 @@ class Consolidation:
         """An exchange of its own, after training, if it needs one."""
         return None
 
-    def measure(self, assignment: Assignment, network: Classifier) -> dict[str, Tensor]:
+    def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """What a client answers in that exchange, with the newest weights in `network`."""
         return {}
 
@@ -152,9 +143,8 @@ class Consolidation:
 class Method:
     """A federated continual method; its fields are its hyperparameters.
 
-    `needs_prototypes` says that the server must have them, and `optimizer` names the one optimiser
-    the method is right with (then without momentum). `replay` and `consolidation` are parts that
-    few methods have.
+    `optimizer` names the one optimiser the method is right with (then without momentum). `replay`
+    and `consolidation` are parts that few methods have; `notes` are for the results file.
 
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
@@ -163,18 +153,13 @@ class Method:
     """
 
     formula: ClassVar[str] = ""
-    needs_prototypes: ClassVar[bool] = False
     optimizer: ClassVar[str | None] = None
     replay: ClassVar[Replay | None] = None
+    notes: ClassVar[Mapping[str, str]] = {}
 
     lr: Positive | None = None
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "backbone_only"] = "global"
-
-    def __post_init__(self) -> None:
-        if self.needs_prototypes and not self.shares_prototypes:
-            what = "this method needs the prototypes on the server"
-            raise ConfigError(what, "method.share", "use share: global")
 
     @property
     def shares_prototypes(self) -> bool:
@@ -226,7 +211,7 @@ class Method:
 
     def facts(self) -> dict[str, Any]:
         """What a results file should say about how this method was run."""
-        return self.consolidation.facts() if self.consolidation else {}
+        return {**self.notes, **(self.consolidation.facts() if self.consolidation else {})}
 
 
 WITHOUT_BOUNDARIES = 10
@@ -237,57 +222,4 @@ def without_boundaries(method: Method) -> Method:
     """The method for a stream whose tasks overlap: it consolidates at a fixed pace, if at all."""
     if method.consolidation is None or method.consolidation.every is not None:
         return method
-    changed: dict[str, Any] = {"every": WITHOUT_BOUNDARIES}
-    return replace(method, **changed)
-
-
-def remember(state: State, prefix: str, model: State) -> State:
-    """The state with the weights of `model`, and its trained prototypes, kept under `prefix`."""
-    classes = prototypes.trained(model)
-    kept = {f"{prefix}.{name}": model[name].clone() for name in MODEL}
-    kept[f"{prefix}.prototypes"] = model["prototypes"][model.index(classes)]
-    return state.having(kept, **{prefix: list(classes)})
-
-
-def rename(state: State, old: str, new: str) -> State:
-    """The state with the model under `old` kept under `new` instead."""
-    rest = {name: t for name, t in state.tensors.items() if not name.startswith(f"{old}.")}
-    moved = {f"{new}.{name}": state[f"{old}.{name}"] for name in MODEL}
-    notes = {key: value for key, value in state.notes.items() if key not in (old, new)}
-    return State({**rest, **moved}, state.classes, {**notes, new: state.notes[old]})
-
-
-def linear(features: Tensor, rows: Tensor) -> Tensor:
-    """One score per row: weights and bias side by side."""
-    return nn.functional.linear(features, rows[:, :-1], rows[:, -1])
-
-
-class Teacher:
-    """The frozen model under `prefix` in eval mode, and a student's scores beside it.
-
-    Its columns are its classes, those the student trains first. There the student's own score
-    counts; rows of old classes it does not hold are the global ones and do not move, but their
-    gradient reaches the backbone.
-    """
-
-    def __init__(
-        self, state: State, prefix: str, columns: Sequence[str], backbone: nn.Module, layout: Layout
-    ) -> None:
-        self.backbone = deepcopy(backbone).requires_grad_(False).eval()
-        layout.write(self.backbone, state[f"{prefix}.backbone"], state[f"{prefix}.buffers"])
-        known = tuple(cast(Any, state.notes[prefix]))
-        inside = tuple(name for name in columns if name in known)
-        outside = tuple(name for name in known if name not in columns)
-        order = [known.index(name) for name in inside + outside]
-        self.classes, self.prototypes = inside + outside, state[f"{prefix}.prototypes"][order]
-        self.inside = torch.tensor([columns.index(name) for name in inside], dtype=torch.long)
-        self.outside = state["prototypes"][state.index(outside)]
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Its scores, without gradient."""
-        with torch.no_grad():
-            return linear(self.backbone(images), self.prototypes)
-
-    def student(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The student's scores in the teacher's order: rows it trains, then those outside."""
-        return torch.cat([logits[:, self.inside], linear(features, self.outside)], 1)
+    return replace(method, **dict[str, Any](every=WITHOUT_BOUNDARIES))

@@ -87,7 +87,6 @@ class FedBNN(Method):
     r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.server_lr != 1 and self.fold_by == "moments":
             what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)

@@ -26,7 +26,7 @@ be perturbed. Exemplars of a class are those of the client's last round with it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +36,8 @@ from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
-from fedbnn.methods.base import (
-    Assignment,
-    LocalObjective,
-    Method,
-    Replay,
-    Teacher,
-    linear,
-    remember,
-    rename,
-)
+from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
+from fedbnn.methods.lwf import Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
@@ -65,9 +57,9 @@ class FCIL(Method):
     """
 
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
-    needs_prototypes: ClassVar[bool] = True
     replay: ClassVar[Replay | None] = Replay()
 
+    share: Literal["global"] = "global"
     memory: Count = 2000
     distil: UnitInterval = 0.25
     threshold: Positive = 0.25
@@ -84,7 +76,7 @@ class FCIL(Method):
         columns, kept = self.softmax(state, assignment.classes), BEST if found[1] else OLD
         where = (network.backbone, assignment.layout)
         teacher = Teacher(state, kept, columns, *where) if kept in state.notes else None
-        return Compensated(self, assignment, network, columns, teacher, found)
+        return Compensated(self, assignment, network.backbone, columns, teacher, found)
 
     def facts(self) -> dict[str, Any]:
         """That it replays, and how much."""
@@ -94,14 +86,11 @@ class FCIL(Method):
 def memorise(images: ImageSet, features: Tensor, memory: int) -> State:
     """The memory of a client that has just trained on these images: as many of each class."""
     classes = tuple(images.counts())
-    quota, kept, labels = memory // len(classes), [], []
-    for number, name in enumerate(classes):
-        places = (images.labels == images.classes.index(name)).nonzero().flatten()
-        if len(places) > quota:
-            places = places[herding(features[places], quota)]
-        kept.append(places)
-        labels.append(torch.full((len(places),), number))
-    return State({"pixels": images.pixels[torch.cat(kept)], "labels": torch.cat(labels)}, classes)
+    own, quota = images.among(classes), memory // len(classes)
+    places = [(own.labels == number).nonzero().flatten() for number in range(len(classes))]
+    kept = [p[herding(features[p], quota)] if len(p) > quota else p for p in places]
+    chosen = own.subset(torch.cat(kept))
+    return State({"pixels": chosen.pixels, "labels": chosen.labels}, classes)
 
 
 def herding(features: Tensor, count: int) -> Tensor:
@@ -122,8 +111,7 @@ def herding(features: Tensor, count: int) -> Tensor:
 
 def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:
     """(entropy, 1 for a transition, prototype loss) of the global model on the round's images."""
-    state, images = assignment.instruction.state, assignment.images
-    shown = images.subset(torch.arange(len(images) - assignment.replayed))
+    state, shown = assignment.instruction.state, assignment.shown
     classes = tuple(shown.counts())
     features, labels = features_of(backbone, shown), shown.among(classes).labels
     scores = linear(features, state["prototypes"][state.index(classes)]).log_softmax(1)
@@ -161,6 +149,7 @@ def relation_target(target: Tensor, answers: Tensor, inside: Tensor) -> Tensor:
     return torch.cat([replaced, answers[:, len(inside) :]], 1)
 
 
+@dataclass
 class Compensated(LocalObjective):
     """(1 - a) L_GC + a L_RD, or L_GC alone where there is no old model.
 
@@ -169,26 +158,21 @@ class Compensated(LocalObjective):
     class is likeliest.
     """
 
-    def __init__(
-        self,
-        method: FCIL,
-        assignment: Assignment,
-        network: Classifier,
-        columns: tuple[str, ...],
-        teacher: Teacher | None,
-        found: Tensor,
-    ) -> None:
-        self.method, self.assignment, self.network = method, assignment, network
-        self.teacher, self.found, images = teacher, found, assignment.images
-        first = len(images) - assignment.replayed
-        replayed = images.subset(torch.arange(first, len(images))).counts()
-        self.is_old = torch.tensor([name in replayed for name in columns])
-        self.offset = math.log(max(len(columns) - 1, 1))
+    method: FCIL
+    assignment: Assignment
+    backbone: nn.Module
+    columns: tuple[str, ...]
+    teacher: Teacher | None
+    signals: Tensor
 
-    def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
+    def __post_init__(self) -> None:
+        shown = self.assignment.shown.counts()
+        self.is_old = torch.tensor([name not in shown for name in self.columns])
+        self.offset = math.log(max(len(self.columns) - 1, 1))
+
+    def loss(self, images: Tensor, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Binary cross-entropies, summed over the columns, mean over the images."""
-        features = network.backbone(images)
-        logits = network.head(features) - self.offset
+        logits = logits - self.offset
         target = nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         own = logits.sigmoid().gather(1, labels[:, None])[:, 0]
         compensated = (compensation(own, self.is_old[labels]) * _summed_bce(logits, target)).mean()
@@ -199,14 +183,11 @@ class Compensated(LocalObjective):
         relation = _summed_bce(scores, relation_target(target, answers, self.teacher.inside)).mean()
         return (1 - self.method.distil) * compensated + self.method.distil * relation
 
-    def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
-        """The weights, and what it saw before training."""
-        return weights | {SIGNALS: self.found}
-
-    def keeps(self) -> State:
-        """Exemplars, chosen under the trained weights."""
+    def answer(self, weights: Tensors, steps: int, lr: float) -> tuple[Tensors, State]:
+        """The weights and what it saw before training; exemplars chosen under the new weights."""
         images = self.assignment.images
-        return memorise(images, features_of(self.network.backbone, images), self.method.memory)
+        kept = memorise(images, features_of(self.backbone, images), self.method.memory)
+        return weights | {SIGNALS: self.signals}, kept
 
 
 def _summed_bce(logits: Tensor, target: Tensor) -> Tensor:

@@ -18,29 +18,27 @@ knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
-from fedbnn.heads.prototypes import gathered, padded, trained
+from fedbnn.heads.prototypes import gathered, trained
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, Spec, WeightedMean, pieces
-from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty
+from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, pieces
+from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")
 BATCH, FLOATS = 256, 2**22
-Weights = dict[str, Tensor]
 Output = Callable[..., Tensor]
-Measured = tuple[tuple[str, ...], Callable[[Tensor], Weights]]
+Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,10 @@ class ImportanceMethod(Method, ABC):
             rounds where tasks overlap.
     """
 
-    needs_prototypes: ClassVar[bool] = True
+    notes: ClassVar[Mapping[str, str]] = {"penalty_cap": "stiffness of a weight at most 1 / lr"}
     factor: ClassVar[float] = 1.0
 
+    share: Literal["global"] = "global"
     strength: NonNegative = 1.0
     decay: UnitInterval = 1.0
     every: Count | None = None
@@ -70,28 +69,18 @@ class ImportanceMethod(Method, ABC):
         """Importances are exchanged and summed, weights become anchors."""
         return Importances(self.every, method=self)
 
-    def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
-        """Importance 0 for new prototypes."""
-        grown = super().prepare(state, round, classes, layout)
-        known = [n for n in ("importance.prototypes", "anchor.prototypes") if n in state]
-        return grown.having({name: padded(state[name], len(grown.classes)) for name in known})
-
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy and the pull towards theta*, once there has been a consolidation."""
         state = assignment.instruction.state
-        if "anchor.backbone" not in state:
+        if "backbone.anchor" not in state:
             return LocalObjective()
         columns, named = self.softmax(state, assignment.classes), assignment.layout.by_parameter
         importance, anchor = (
-            named(state[f"{kind}.backbone"], gathered(state, f"{kind}.prototypes", columns))
+            named(state[f"backbone.{kind}"], gathered(state, f"prototypes.{kind}", columns))
             for kind in ("importance", "anchor")
         )
         strength = self.factor * self.strength
         return Penalty({name: (strength * importance[name], anchor[name]) for name in anchor})
-
-    def facts(self) -> dict[str, Any]:
-        """Boundary, and the cap of the penalty."""
-        return super().facts() | {"penalty_cap": "stiffness of a weight at most 1 / lr"}
 
 
 @dataclass(frozen=True)
@@ -143,9 +132,9 @@ class Importances(Consolidation):
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        return ImportanceAggregator(EXCHANGE, decay=self.method.decay)
+        return ImportanceAggregator(EXCHANGE, False, SITES, self.method.decay)
 
-    def measure(self, assignment: Assignment, network: Classifier) -> Weights:
+    def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
         images, state = assignment.images, assignment.instruction.state
         classes, of_batch = self.method.measured(assignment, network)
@@ -157,7 +146,7 @@ class Importances(Consolidation):
 
     def apply(self, state: State) -> State:
         """theta* <- theta."""
-        return state.having({f"anchor.{site}": state[site].clone() for site in SITES})
+        return state.having({f"{site}.anchor": state[site].clone() for site in SITES})
 
 
 @dataclass(frozen=True)
@@ -169,10 +158,6 @@ class ImportanceAggregator(Aggregator):
     def broadcast(self, state: State) -> State:
         """Weights to measure under."""
         return state.only("backbone", "buffers", "prototypes", "prototypes.samples")
-
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
-        """An importance for every weight of backbone and prototypes."""
-        return {site: (tuple(state[site].shape), torch.float32) for site in SITES}
 
     def defect(self, state: State, update: Update) -> str | None:
         """Importances are not negative."""
@@ -202,40 +187,38 @@ class ImportanceFold:
 
     def close(self) -> State:
         """The state with the new importances; weights are as they were."""
-        found = {f"importance.{site}": mean.value() for site, mean in self.means.items()}
+        found = {f"{site}.importance": mean.value() for site, mean in self.means.items()}
         for name in found.keys() & self.state.tensors.keys():
             found[name] = found[name] + self.decay * self.state[name]
         return self.state.having(found)
 
 
-def fisher_sum(network: Classifier, images: Tensor, draws: int | None) -> Weights:
+def fisher_sum(network: Classifier, images: Tensor, draws: int | None) -> Tensors:
     """sum_x sum_y p(y|x) (d log p(y|x) / d theta)^2 by parameter, over pairs (image, label)."""
     with torch.no_grad():
-        probabilities = network(images).softmax(1)
-    count, classes = probabilities.shape
-    if draws is None:
-        labels, weights = torch.arange(classes).repeat(count), probabilities.reshape(-1)
-    else:
-        labels = probabilities.multinomial(draws, replacement=True).reshape(-1)
-        weights = torch.full((len(labels),), 1 / draws, dtype=probabilities.dtype)
-    repeated = images.repeat_interleave(len(labels) // count, 0)
+        weights = network(images).softmax(1)
+    labels = torch.arange(weights.shape[1]).expand_as(weights)
+    if draws is not None:
+        labels = weights.multinomial(draws, replacement=True)
+        weights = torch.full_like(labels, 1 / draws, dtype=weights.dtype)
+    pairs = images.repeat_interleave(labels.shape[1], 0), labels.reshape(-1)
     return summed(
         network,
         lambda logits, label: logits.log_softmax(0).gather(0, label[None])[0],
-        (repeated, labels),
+        pairs,
         lambda gradient, weight: torch.einsum("i,i...->...", weight, gradient.square()),
-        weights,
+        weights.reshape(-1),
     )
 
 
-def sensitivity_sum(network: Classifier, images: Tensor) -> Weights:
+def sensitivity_sum(network: Classifier, images: Tensor) -> Tensors:
     """sum_x | d ||f(x)||^2 / d theta | by parameter."""
     return summed(network, lambda f: f.square().sum(), (images,), lambda g: g.abs().sum(0))
 
 
 def summed(
     network: Classifier, output: Output, batch: tuple[Tensor, ...], term: Output, *beside: Tensor
-) -> Weights:
+) -> Tensors:
     """sum_i term(d output(logits_i, ...) / d theta, beside_i) by the names of the parameters.
 
     `batch` holds the images and what else `output` takes for each of them. No loop over images:
@@ -245,7 +228,7 @@ def summed(
     statistics = {name: value.detach() for name, value in network.named_buffers()}
     chunk = max(1, FLOATS // sum(weight.numel() for weight in weights.values()))
 
-    def of_one(weights: Weights, image: Tensor, *rest: Tensor) -> Tensor:
+    def of_one(weights: Tensors, image: Tensor, *rest: Tensor) -> Tensor:
         logits = functional_call(network, {**weights, **statistics}, (image[None],))[0]
         return output(logits, *rest)
 

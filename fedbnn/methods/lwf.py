@@ -11,17 +11,22 @@ not hold stay as they are, so they change only where their class is held. Main k
 (lambda), grid 0.3, 1, 3, 10.
 """
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegative, Positive
-from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Teacher, remember
+from fedbnn.heads import prototypes
+from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
-TEACHER = "teacher"
+TEACHER, MODEL = "teacher", ("backbone", "buffers", "prototypes")
 
 
 class NewTeacher(Consolidation):
@@ -44,8 +49,8 @@ class LwF(Method):
     """
 
     formula: ClassVar[str] = "min CE + lambda T^2 KL(teacher || student) on old classes"
-    needs_prototypes: ClassVar[bool] = True
 
+    share: Literal["global"] = "global"
     strength: NonNegative = 1.0
     temperature: Positive = 2.0
     every: Count | None = None
@@ -65,23 +70,74 @@ class LwF(Method):
         return Distilled(teacher, self.strength, self.temperature)
 
 
+class Teacher:
+    """The frozen model under `prefix` in eval mode, and a student's scores beside it.
+
+    Its columns are its classes, those the student trains first. There the student's own score
+    counts; rows of old classes it does not hold are the global ones and do not move, but their
+    gradient reaches the backbone.
+    """
+
+    def __init__(
+        self, state: State, prefix: str, columns: Sequence[str], backbone: nn.Module, layout: Layout
+    ) -> None:
+        self.backbone = deepcopy(backbone).requires_grad_(False).eval()
+        layout.write(self.backbone, state[f"{prefix}.backbone"], state[f"{prefix}.buffers"])
+        known = tuple(cast(Any, state.notes[prefix]))
+        inside = tuple(name for name in columns if name in known)
+        outside = tuple(name for name in known if name not in columns)
+        self.classes, rows = inside + outside, state[f"{prefix}.prototypes"]
+        self.prototypes = rows[[known.index(name) for name in self.classes]]
+        self.inside = torch.tensor([columns.index(name) for name in inside], dtype=torch.long)
+        self.outside = state["prototypes"][state.index(outside)]
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Its scores, without gradient."""
+        with torch.no_grad():
+            return linear(self.backbone(images), self.prototypes)
+
+    def student(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The student's scores in the teacher's order: rows it trains, then those outside."""
+        return torch.cat([logits[:, self.inside], linear(features, self.outside)], 1)
+
+
+@dataclass
 class Distilled(LocalObjective):
     """CE + lambda T^2 KL(teacher || student)."""
 
-    def __init__(self, teacher: Teacher, strength: float, temperature: float) -> None:
-        self.teacher, self.strength, self.temperature = teacher, strength, temperature
+    teacher: Teacher
+    strength: float
+    temperature: float
 
-    def loss(self, network: Classifier, images: Tensor, labels: Tensor) -> Tensor:
+    def loss(self, images: Tensor, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over the client's rows, and distillation over the old ones."""
-        features = network.backbone(images)
-        logits = network.head(features)
-        student = self.teacher.student(features, logits)
-        fit = nn.functional.cross_entropy(logits, labels)
-        return fit + self.strength * self.distillation(student, images)
+        fit = super().loss(images, features, logits, labels)
+        return fit + self.strength * self.distillation(images, features, logits)
 
-    def distillation(self, student: Tensor, images: Tensor) -> Tensor:
+    def distillation(self, images: Tensor, features: Tensor, logits: Tensor) -> Tensor:
         """T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over images."""
-        target = (self.teacher.logits(images) / self.temperature).log_softmax(1)
-        answer = (student / self.temperature).log_softmax(1)
+        scores = self.teacher.logits(images), self.teacher.student(features, logits)
+        target, answer = ((one / self.temperature).log_softmax(1) for one in scores)
         divergence = nn.functional.kl_div(answer, target, reduction="batchmean", log_target=True)
         return self.temperature**2 * divergence
+
+
+def remember(state: State, prefix: str, model: State) -> State:
+    """The state with the weights of `model`, and its trained prototypes, kept under `prefix`."""
+    classes = prototypes.trained(model)
+    kept = {f"{prefix}.{name}": model[name].clone() for name in MODEL}
+    kept[f"{prefix}.prototypes"] = model["prototypes"][model.index(classes)]
+    return state.having(kept, **{prefix: list(classes)})
+
+
+def rename(state: State, old: str, new: str) -> State:
+    """The state with the model under `old` kept under `new` instead."""
+    rest = {name: t for name, t in state.tensors.items() if not name.startswith(f"{old}.")}
+    moved = {f"{new}.{name}": state[f"{old}.{name}"] for name in MODEL}
+    notes = {key: value for key, value in state.notes.items() if key not in (old, new)}
+    return State({**rest, **moved}, state.classes, {**notes, new: state.notes[old]})
+
+
+def linear(features: Tensor, rows: Tensor) -> Tensor:
+    """One score per row: weights and bias side by side."""
+    return nn.functional.linear(features, rows[:, :-1], rows[:, -1])

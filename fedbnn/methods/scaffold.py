@@ -13,21 +13,22 @@ knob: `lr`, grid 0.01, 0.03, 0.1, 0.3.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from itertools import chain
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
-from fedbnn.heads.prototypes import gathered, padded
+from fedbnn.heads.prototypes import grow, padded
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, pieces
-from fedbnn.methods.base import Assignment, LocalObjective, Method
+from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
-BACKBONE, PROTOTYPES = "scaffold.backbone", "scaffold.prototypes"
+BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,14 @@ class Scaffold(Method):
 
     formula: ClassVar[str] = "y -= lr (g - c_k + c);  theta = sum_k (n_k / N) y_k"
     optimizer: ClassVar[str | None] = "sgd"
-    needs_prototypes: ClassVar[bool] = True
 
     lr: Positive | None = 0.1
+    share: Literal["global"] = "global"
 
     def start(self, state: State, layout: Layout, clients: int) -> State:
         """The server's control is 0."""
-        sites = {BACKBONE: state["backbone"], PROTOTYPES: state["prototypes"]}
-        controls = {name: torch.zeros_like(value) for name, value in sites.items()}
-        return state.having(controls, registered=clients)
-
-    def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:
-        """Control 0 for new prototypes."""
-        grown = super().prepare(state, round, classes, layout)
-        return grown.having({PROTOTYPES: padded(state[PROTOTYPES], len(grown.classes))})
+        backbone, prototypes = map(torch.zeros_like, (state["backbone"], state["prototypes"]))
+        return state.having({BACKBONE: backbone, PROTOTYPES: prototypes}, registered=clients)
 
     def aggregator(self, state: State) -> Aggregator:
         """FedAvg's exchange, and the changes of the controls."""
@@ -65,18 +60,18 @@ class Controlled(LocalObjective):
     """The corrected steps of one client, and its control after them."""
 
     def __init__(self, assignment: Assignment, network: Classifier, columns: int) -> None:
-        state, held, layout = assignment.instruction.state, assignment.classes, assignment.layout
+        state, layout = assignment.instruction.state, assignment.layout
+        self.held = assignment.classes
         nothing = {BACKBONE: torch.zeros_like(state[BACKBONE]), PROTOTYPES: state[PROTOTYPES][:0]}
-        self.held, self.private = held, assignment.private or State(nothing)
+        self.private = grow(assignment.private or State(nothing), self.held, None)
         self.server, self.own = (
-            {"backbone": known[BACKBONE], "prototypes": gathered(known, PROTOTYPES, held)}
+            {"backbone": known[BACKBONE], "prototypes": known[PROTOTYPES][known.index(self.held)]}
             for known in (state, self.private)
         )
         self.start = layout.from_parameters(dict(network.named_parameters()))
-        self.start["prototypes"] = self.start["prototypes"][: len(held)]
+        self.start["prototypes"] = self.start["prototypes"][: len(self.held)]
         shift = {name: self.server[name] - self.own[name] for name in self.own}
         self.shift = layout.by_parameter(shift["backbone"], padded(shift["prototypes"], columns))
-        self.control: dict[str, Tensor] = {}
 
     def correct(self, network: Classifier, lr: float) -> None:
         """g <- g - c_k + c."""
@@ -84,20 +79,16 @@ class Controlled(LocalObjective):
             assert weight.grad is not None
             weight.grad.add_(self.shift[name])
 
-    def sends(self, weights: dict[str, Tensor], steps: int, lr: float) -> dict[str, Tensor]:
-        """The weights y, and c_k' - c_k = (x - y) / (t_k lr) - c."""
+    def answer(self, weights: Tensors, steps: int, lr: float) -> tuple[Tensors, State]:
+        """The weights y and c_k' - c_k = (x - y) / (t_k lr) - c are sent, c_k' is kept."""
         gradient = {name: (self.start[name] - weights[name]) / (steps * lr) for name in self.own}
         change = {name: gradient[name] - self.server[name] for name in gradient}
-        self.control = {name: self.own[name] + change[name] for name in change}
-        return weights | {BACKBONE: change["backbone"], PROTOTYPES: change["prototypes"]}
-
-    def keeps(self) -> State:
-        """c_k', with the prototypes of classes held in earlier rounds as they were."""
-        before = self.private.classes
-        known = before + tuple(name for name in self.held if name not in before)
-        rows = gathered(self.private, PROTOTYPES, known)
-        rows[State({}, known).index(self.held)] = self.control["prototypes"]
-        return State({BACKBONE: self.control["backbone"], PROTOTYPES: rows}, known)
+        control = {name: self.own[name] + change[name] for name in change}
+        held, rows = self.private.index(self.held), self.private[PROTOTYPES]
+        kept = {BACKBONE: control["backbone"]}
+        kept[PROTOTYPES] = rows.index_copy(0, held, control["prototypes"])
+        sent = {BACKBONE: change["backbone"], PROTOTYPES: change["prototypes"]}
+        return weights | sent, self.private.having(kept)
 
 
 class ScaffoldAggregator(Aggregator):
@@ -110,8 +101,7 @@ class ScaffoldAggregator(Aggregator):
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
-        yield from super().influence(state, update)
-        yield from pieces(update.tensors[BACKBONE])
+        return chain(super().influence(state, update), pieces(update.tensors[BACKBONE]))
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the sum of the control changes."""
@@ -123,20 +113,20 @@ class ScaffoldFold(PointFold):
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.registered = int(cast(Any, state.notes["registered"]))
-        parts = {name: state[name].double() for name in (BACKBONE, PROTOTYPES)}
-        self.controls = {name: torch.zeros_like(part) for name, part in parts.items()}
+        controls = (BACKBONE, PROTOTYPES)
+        self.changes = {n: torch.zeros_like(state[n], dtype=torch.float64) for n in controls}
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in; its control change counts as far as it is trusted."""
         super().add(update, trust)
         if update.samples:
             rows = self.state.index(update.classes)
-            self.controls[BACKBONE].add_(update.tensors[BACKBONE], alpha=trust)
-            self.controls[PROTOTYPES][rows] += trust * update.tensors[PROTOTYPES].double()
+            self.changes[BACKBONE].add_(update.tensors[BACKBONE], alpha=trust)
+            self.changes[PROTOTYPES][rows] += trust * update.tensors[PROTOTYPES].double()
 
     def close(self) -> State:
         """The folded state with the new server control."""
-        steps = {name: total / self.registered for name, total in self.controls.items()}
+        clients = int(cast(Any, self.state.notes["registered"]))
+        steps = {name: total / clients for name, total in self.changes.items()}
         new = {name: (self.state[name].double() + step).float() for name, step in steps.items()}
         return super().close().having(new)

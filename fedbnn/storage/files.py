@@ -1,6 +1,7 @@
 """Files and directories that are whole or absent: written aside, flushed to the disk, renamed.
 
-The operating system's refusals become ours, and one process writes in a place at a time.
+The operating system's refusals become ours, and one process writes in a place at a time. What
+clients send waits here for its turn; what was refused of it is kept for a person to look at.
 """
 
 import fcntl
@@ -9,41 +10,48 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+
+from fedbnn import state
 from fedbnn.errors import RunDirectoryError
+from fedbnn.state import Payload
 
 ASIDE, GONE = ".aside-", ".gone-"
+MEMORY = 2**30
 
 
-class Lock(AbstractContextManager["Lock"]):
-    """Held from construction to `release`, or until its process dies; the file says which that is.
+class Damaged(ValueError):
+    """A file is not what was written; the text says what is wrong."""
+
+
+@contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[None]:
+    """In here, or until this process dies, nobody else holds the lock; its file says who does.
 
     Child processes do not inherit it. Who does not `wait` is refused while somebody else holds it.
     """
-
-    def __init__(self, path: Path, wait: bool = False) -> None:
-        self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with open(path, "a+", opener=_in_place) as file:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            self.release()
-            what = f"the run directory is in use by pid {path.read_text().strip() or 'unknown'}"
+            file.seek(0)
+            what = f"the run directory is in use by pid {file.read().strip() or 'unknown'}"
             fix = "wait until it ends, or choose another run_dir"
             raise RunDirectoryError(what, str(path.parent.parent), fix) from error
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
 
-    def release(self) -> None:
-        """Let go; a second time does nothing."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def _in_place(path: str, flags: int) -> int:
+    """Open for `open`; what stands under the name itself, never what a link points to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 @contextmanager
@@ -121,3 +129,89 @@ def remove_tree(path: Path) -> None:
 def as_json(value: Mapping[str, object]) -> bytes:
     """One line of JSON, the same for equal values."""
     return json.dumps(value, sort_keys=True).encode()
+
+
+def sealed(format: int, body: Mapping[str, object]) -> bytes:
+    """JSON for a file that proves itself: `{"format", "body", "sha256"}`, the digest of both."""
+    content = {"format": format, "body": body}
+    return as_json({**content, "sha256": state.digest(as_json(content))})
+
+
+def unsealed(path: Path) -> tuple[int, dict[str, Any]]:
+    """Format and body of a file that `sealed` made; raises `Damaged` for any other."""
+    try:
+        content = json.loads(path.read_bytes())
+        sha256 = content.pop("sha256")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+    if state.digest(as_json(content)) != sha256:
+        raise Damaged(f"the digest of {path.name} does not match")
+    return content["format"], content["body"]
+
+
+class Spool(Mapping[int, bytes]):
+    """Bytes by client number, in client order: `memory` of them at hand, the others in a directory.
+
+    Those on disk are mapped: the system loads and drops their pages as it likes.
+    """
+
+    def __init__(self, directory: Path, memory: int = MEMORY) -> None:
+        self._directory, self._free = directory, memory
+        self._at_hand: dict[int, bytes] = {}
+        self._on_disk: dict[int, memoryview] = {}
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def put(self, client: int, payload: bytes) -> Payload:
+        """Keep the newest bytes of a client: the same object, or the file mapped into memory."""
+        self.drop(client)
+        if len(payload) <= self._free:
+            self._free -= len(payload)
+            self._at_hand[client] = payload
+            return payload
+        with writing(self._directory):
+            self._path(client).write_bytes(payload)
+        mapped = torch.from_file(str(self._path(client)), size=len(payload), dtype=torch.uint8)
+        self._on_disk[client] = mapped.numpy().data
+        return self._on_disk[client]
+
+    def drop(self, client: int) -> None:
+        """Forget what a client sent; who reads it still may go on."""
+        self._free += len(self._at_hand.pop(client, b""))
+        if self._on_disk.pop(client, None) is not None:
+            self._path(client).unlink()
+
+    def _path(self, client: int) -> Path:
+        return self._directory / f"{client}.bin"
+
+    def __getitem__(self, client: int) -> bytes:
+        return self._at_hand[client] if client in self._at_hand else bytes(self._on_disk[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._on_disk.keys() | self._at_hand))
+
+    def __len__(self) -> int:
+        return len(self._on_disk) + len(self._at_hand)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The directory `rejected/` of a run: the newest `most` payloads, each up to `megabytes`."""
+
+    directory: Path
+    most: int = 20
+    megabytes: float = 512.0
+
+    def keep(self, round: int, exchange: str, client: int, payload: bytes, reason: str) -> None:
+        """Write the bytes and the reason; nothing is ever read back by the program."""
+        if not self.most:
+            return
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        stem = f"r{round:06d}-{exchange}-client{client}-{state.digest(payload)[:8]}"
+        facts = {"round": round, "exchange": exchange, "client": client, "reason": reason}
+        write_atomic(self.directory / f"{stem}.bin", payload[: int(self.megabytes * 2**20)])
+        write_atomic(self.directory / f"{stem}.json", as_json({**facts, "bytes": len(payload)}))
+        for path in sorted(self.directory.glob("*.bin"))[: -self.most]:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)

@@ -22,17 +22,12 @@ from typing import Any
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.state import State, digest
 from fedbnn.storage import files
-from fedbnn.storage.files import Lock, as_json, remove_tree, writing
-from fedbnn.storage.spool import Spool
+from fedbnn.storage.files import Damaged, Spool, locked, remove_tree, writing
 
 FORMAT = 1
 MANIFEST, STATE, RECORD = "manifest.json", "state.safetensors", "record.json"
 LOG = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
-
-
-class Damaged(ValueError):
-    """A round that cannot be used; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -44,27 +39,18 @@ class Manifest:
     clients: Mapping[int, tuple[str, str]]
 
     def to_bytes(self) -> bytes:
-        """`{"format", "body", "sha256"}`, where the digest covers format and body."""
+        """As it stands in manifest.json."""
         clients = {str(client): entry for client, entry in self.clients.items()}
         body = {"round": self.round, "files": self.files, "clients": clients}
-        content = {"format": FORMAT, "body": body}
-        return as_json({**content, "sha256": digest(as_json(content))})
+        return files.sealed(FORMAT, body)
 
     @classmethod
-    def from_bytes(cls, payload: bytes) -> "Manifest":
-        """The manifest that `to_bytes` wrote; raises `Damaged`, or an error for a newer format."""
-        try:
-            content = json.loads(payload)
-            sha256 = content.pop("sha256")
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise Damaged("its manifest cannot be read") from error
-        if digest(as_json(content)) != sha256:
-            raise Damaged("the digest of its manifest does not match")
-        if content["format"] != FORMAT:
-            formats = f"newer format {content['format']}, this version reads {FORMAT}"
-            fix = "upgrade fedbnn to resume it"
-            raise RunDirectoryError(f"the run was written in the {formats}", fix=fix)
-        body = content["body"]
+    def read(cls, path: Path) -> "Manifest":
+        """The manifest that was written; raises `Damaged`, or an error for a newer format."""
+        format, body = files.unsealed(path)
+        if format != FORMAT:
+            what = f"the run was written in the newer format {format}, this version reads {FORMAT}"
+            raise RunDirectoryError(what, fix="upgrade fedbnn to resume it")
         clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
         return cls(body["round"], body["files"], clients)
 
@@ -97,18 +83,18 @@ class Ledger(AbstractContextManager["Ledger"]):
         with ExitStack() as opening:
             with writing(self.run_dir):
                 self._clients.mkdir(parents=True, exist_ok=True)
-                self._lock = opening.enter_context(Lock(self.root / "lock"))
+                opening.enter_context(locked(self.root / "lock"))
             self._manifest = self._newest_whole()
             self._retire()
             self._sweep()
-            opening.pop_all()
+            self._opened = opening.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Let another process write here."""
-        self._lock.release()
+        self._opened.close()
 
     @property
     def round(self) -> int:
@@ -156,10 +142,7 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def _peek(self, number: int) -> Manifest:
         """The manifest of a round, without a look at the files it names."""
-        try:
-            manifest = Manifest.from_bytes((self._directory(number) / MANIFEST).read_bytes())
-        except OSError as error:
-            raise Damaged(f"{MANIFEST} cannot be read") from error
+        manifest = Manifest.read(self._directory(number) / MANIFEST)
         if manifest.round != number:
             raise Damaged(f"its manifest is that of round {manifest.round}")
         return manifest

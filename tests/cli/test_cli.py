@@ -7,8 +7,7 @@ import pytest
 
 import fedbnn.cli
 from fedbnn import __version__
-from fedbnn.cli import COMMANDS
-from fedbnn.cli.main import main, subcommand
+from fedbnn.cli.main import COMMANDS, main, subcommand
 from fedbnn.errors import Exit
 
 FOLDER = Path(fedbnn.cli.__file__).parent

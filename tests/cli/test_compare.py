@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedbnn.cli import compare
-from fedbnn.cli.compare import Cell, GridProgress, Sweep, expected
+from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep
 from fedbnn.cli.compare import grid as cells
 from fedbnn.cli.compose import SCHEMA
 from fedbnn.config.parse import parse
@@ -50,23 +48,15 @@ def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> li
     return failing
 
 
+def compare(asked: str, *more: object) -> int:
+    """`fedbnn compare --config tiny.yaml ASKED`, split at blanks."""
+    return fedbnn("compare", "--config", "tiny.yaml", *asked.split(), *more)
+
+
 def test_a_grid_ends_in_tables_of_every_format(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        fedbnn(
-            "compare",
-            "--config",
-            "tiny.yaml",
-            "--methods",
-            "fedbnn,fedavg",
-            "--seeds",
-            "0,1",
-            "--jobs",
-            3,
-        )
-        == 0
-    )
+    assert compare("--methods fedbnn,fedavg --seeds 0,1 --jobs 3") == 0
     shown = capsys.readouterr().out
     assert all(line.isprintable() for line in shown.split("\n"))
     assert shown.rstrip().endswith("report  runs/compare-tiny/report.html")
@@ -104,18 +94,7 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins.append("fedavg-s1")
-    asked = (
-        "compare",
-        "--config",
-        "tiny.yaml",
-        "--methods",
-        "fedbnn,fedavg",
-        "--seeds",
-        "0,1",
-        "--out",
-        "grid",
-    )
-    assert fedbnn(*asked) == 1
+    assert compare("--methods fedbnn,fedavg --seeds 0,1 --out grid") == 1
     shown = capsys.readouterr().out
     assert "fedavg-s1 failed with exit code 1: error: a client sat on the cable\n" in shown
     assert shown.count(" failed ") == 1
@@ -132,17 +111,8 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
 def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    swept = (
-        "--sweep",
-        "stream.clients_per_round=1,2",
-        "--methods",
-        "fedavg",
-        "--seeds",
-        "0,1",
-        "--out",
-        "sweep",
-    )
-    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    swept = "--sweep stream.clients_per_round=1,2 --methods fedavg --seeds 0,1 --out sweep"
+    assert compare(swept) == 0
     assert capsys.readouterr().out.rstrip().endswith("report  sweep/report.html")
     page = (home / "sweep" / "report.html").read_text()
     assert "tiny, stream.clients_per_round = 1, 2" in page
@@ -163,17 +133,8 @@ def test_a_sweep_over_numbers_has_a_table_for_all_a_folder_for_each_and_a_plot(
 def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(
     home: Path, stand_ins: list[str]
 ) -> None:
-    swept = (
-        "--sweep",
-        "stream.partition=iid,dirichlet",
-        "--methods",
-        "fedavg",
-        "--seeds",
-        "0",
-        "--out",
-        "sweep",
-    )
-    assert fedbnn("compare", "--config", "tiny.yaml", *swept, "--set", "client.lr=0.01") == 0
+    swept = "--sweep stream.partition=iid,dirichlet --methods fedavg --seeds 0 --out sweep"
+    assert compare(swept, "--set", "client.lr=0.01") == 0
     assert all(
         f"fedavg {value}" in (home / "sweep" / "tables.md").read_text()
         for value in ("iid", "dirichlet")
@@ -185,17 +146,8 @@ def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(
 def test_a_sweep_of_one_method_runs_the_others_once_to_compare_with(
     home: Path, stand_ins: list[str]
 ) -> None:
-    swept = (
-        "--sweep",
-        "fedbnn:method.r_init=0,3",
-        "--methods",
-        "fedbnn,fedavg",
-        "--seeds",
-        "0",
-        "--out",
-        "sweep",
-    )
-    assert fedbnn("compare", "--config", "tiny.yaml", *swept) == 0
+    swept = "--sweep fedbnn:method.r_init=0,3 --methods fedbnn,fedavg --seeds 0 --out sweep"
+    assert compare(swept) == 0
     runs = sorted(path.parent.name for path in (home / "sweep").glob("*/results.json"))
     assert runs == ["fedavg-s0", "fedbnn-s0-0", "fedbnn-s0-3"]
     table = (home / "sweep" / "tables.md").read_text()
@@ -240,7 +192,7 @@ def test_a_group_of_the_users_own_wins(home: Path) -> None:
 WRONG = {
     ("--methods", "fedavg,fedbn"): "did you mean 'fedbnn'?",
     ("--methods", ","): "argument --methods: expected at least one word",
-    ("--seeds", "0,x"): "argument --seeds: expected whole numbers",
+    ("--seeds", "0,x"): "argument --seeds: invalid numbers value: '0,x'",
     ("--jobs", "0"): "argument --jobs: invalid PositiveInt value: '0'",
     ("--set", "client.lr"): "argument --set: expected KEY=VALUE, got 'client.lr'",
     ("--set", "client.lrr=1"): "did you mean 'client.lr'?",
@@ -256,7 +208,7 @@ WRONG = {
 def test_a_mistake_is_found_before_anything_starts(
     words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedbnn("compare", "--config", "tiny.yaml", *words) == 2
+    assert compare("", *words) == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ")
     assert line.count("\n") == 1
@@ -270,22 +222,12 @@ def test_results_of_other_settings_are_not_taken_for_these(
 ) -> None:
     (home / "grid").mkdir()
     (home / "grid" / "fedbnn-s0").symlink_to(finished)
-    asked = (
-        "compare",
-        "--config",
-        "tiny.yaml",
-        "--methods",
-        "fedbnn",
-        "--seeds",
-        "0",
-        "--out",
-        "grid",
-    )
-    assert fedbnn(*asked, "--set", "client.epochs=2") == 4
+    asked = "--methods fedbnn --seeds 0 --out grid"
+    assert compare(asked, "--set", "client.epochs=2") == 4
     assert "client.epochs was 1, now it is 2" in capsys.readouterr().err
-    assert fedbnn(*asked, "--set", "trainer.gradient_clip_val=0.5") == 4
+    assert compare(asked, "--set", "trainer.gradient_clip_val=0.5") == 4
     assert "trainer.gradient_clip_val was absent, now it is 0.5" in capsys.readouterr().err
-    assert fedbnn(*asked) == 0
+    assert compare(asked) == 0
 
 
 @pytest.mark.timeout(900)
@@ -293,22 +235,10 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = home / "grid"
-    asked = (
-        "compare",
-        "--config",
-        "tiny.yaml",
-        "--methods",
-        "fedbnn,fedavg",
-        "--seeds",
-        "0,1",
-        "--out",
-        str(grid),
-        "--jobs=2",
-    )
+    words = f"--methods fedbnn,fedavg --seeds 0,1 --out {grid} --jobs=2"
+    asked = [sys.executable, "-m", "fedbnn", "compare", "--config", "tiny.yaml", *words.split()]
     caught = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with started(
-        [sys.executable, "-m", "fedbnn", *asked], home, env=environment(), **caught
-    ) as running:
+    with started(asked, home, env=environment(), **caught) as running:
         while running.poll() is None and not list(grid.glob("*/state/finished.json")):
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)
@@ -320,7 +250,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     before = {directory: times(directory) for directory in done}
     assert 1 <= len(done) < 4
 
-    assert fedbnn(*asked) == 0
+    assert compare(words) == 0
     assert {directory: times(directory) for directory in done} == before
     assert len(list(grid.glob("*/state/finished.json"))) == 4
     seeds = [json.loads(path.read_text())["seed"] for path in grid.glob("fedavg-*/results.json")]
@@ -352,55 +282,19 @@ def quietly_read(file: Path) -> str:
         return ""
 
 
-def test_the_estimate_is_made_of_measured_rounds_and_never_below_the_longest_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_nobody_watches_live_a_line_says_what_is_done_and_how_long_the_rest_takes(
+    finished: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    running, waiting = (
-        Cell("fedavg", seed, (), tmp_path / str(seed), rounds=10) for seed in (0, 1)
-    )
-    progress = GridProgress([running, waiting], Console(file=StringIO()))
-    pool = SimpleNamespace(started={running: 90.0}, running={running: None}, failures={}, jobs=1)
-    assert progress.seconds_left(pool, {running: 0, waiting: 0}) is None
-    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * (5 + 10)
-    pool.jobs = 8
-    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 10
-    pool.failures = {waiting: (1, "")}
-    assert progress.seconds_left(pool, {running: 5, waiting: 0}) == 2.0 * 5
-
-
-def test_the_estimate_of_a_sweep_tells_its_values_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compare, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    sweep = Sweep("stream.clients_per_round", ("10", "60"))
-    grid = [
-        replace(cell, rounds=10)
-        for cell in cells(("fedbnn", "fedavg"), (0, 1), {}, sweep, tmp_path)
-    ]
-    named = {cell.name: cell for cell in grid}
-    few, many = named["fedbnn-s0-10"], named["fedbnn-s0-60"]
-    pool = SimpleNamespace(
-        started={few: 90.0, many: 40.0}, running={few: None, many: None}, failures={}, jobs=1
-    )
-    progress = GridProgress(grid, Console(file=StringIO()))
-    left = progress.seconds_left(pool, {**dict.fromkeys(grid, 0), few: 10, many: 10})
-    assert progress.rates == {few: 1.0, many: 6.0}
-    assert (
-        left == 10 * (1.0 + 6.0) + 4 * 10 * 3.5
-    )  # the other seed of fedbnn, then fedavg, of which nothing is known
-
-
-def test_what_a_round_takes_is_the_mean_of_the_same_settings_else_of_the_method_else_of_all(
-    tmp_path: Path,
-) -> None:
-    def cell(method: str, seed: int, value: str) -> Cell:
-        return Cell(
-            method, seed, (("stream.clients", value),), tmp_path / f"{method}-{seed}-{value}"
-        )
-
-    rates = {cell("fedbnn", seed, "10"): rate for seed, rate in enumerate((1.0, 3.0))}
-    rates |= {cell("fedbnn", 0, "60"): 8.0, cell("fedavg", 0, "10"): 0.0}
-    assert expected(cell("fedbnn", 2, "10"), rates) == 2.0
-    assert expected(cell("fedbnn", 2, "40"), rates) == 4.0
-    assert expected(cell("ewc", 0, "10"), rates) == 3.0
+    cells = [Cell("fedavg", seed, (), tmp_path / str(seed), rounds=4) for seed in range(4)]
+    said, clock = StringIO(), [0.0]
+    progress = GridProgress(cells, Console(file=said))
+    progress.bar.get_time = lambda: clock[-1]
+    progress.bar.start_task(progress.bar.task_ids[0])
+    for minutes, cell in enumerate(cells[:3]):
+        clock.append(60.0 * minutes)
+        cell.directory.symlink_to(finished)
+        progress._said = -PLAIN_SECONDS
+        progress.watch(SimpleNamespace(running={cells[3]: None}))
+    lines = said.getvalue().splitlines()
+    assert lines[0] == "4/16 rounds, 3 0/4"
+    assert lines[2] == "12/16 rounds, 0:01:00 left; 3 0/4"

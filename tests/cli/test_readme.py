@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.cli import COMMANDS
 from fedbnn.cli.compose import SCHEMA
-from fedbnn.cli.main import subcommand
+from fedbnn.cli.main import COMMANDS, subcommand
 from fedbnn.cli.train import parse
 from fedbnn.methods import METHODS
 from tests.cli.command import ROOT

@@ -51,8 +51,8 @@ def test_posteriors_train_on_these_devices(options: dict[str, Any], function_pri
 def test_two_devices_need_no_strategy_and_bring_steps_and_seconds_back() -> None:
     client = point_client(LocalTraining(lr=0.1), MLP((1, 4, 4), hidden=(6,)))
     ClientTrainer({"devices": 2}).fit(client, pictures(), 2)
-    assert client.steps == 2 * 16 // (2 * 4)
-    assert client.seconds > 0
+    assert client.meter.steps == 2 * 16 // (2 * 4)
+    assert client.meter.seconds > 0
 
 
 def test_divergence_on_two_devices_is_the_client_s_failure() -> None:
@@ -66,7 +66,7 @@ def test_a_lone_image_on_each_device_is_left_out() -> None:
     """18 images are 4, 4 and 1 on either device, in each of two epochs."""
     client = point_client()
     ClientTrainer(TWO).fit(client, pictures(18), 2)
-    assert client.steps == 2 * 2
+    assert client.meter.steps == 2 * 2
     assert client.network.backbone.layers[1].num_batches_tracked.item() == 2 * 2
 
 

@@ -106,7 +106,7 @@ def test_optimiser_steps_are_those_that_the_options_ask_for(
 ) -> None:
     client = make()
     ClientTrainer(options).fit(client, pictures(18), 2)
-    assert client.steps == steps
+    assert client.meter.steps == steps
 
 
 @pytest.mark.parametrize("make", [point_client, svi_client])
@@ -199,7 +199,7 @@ def test_a_callback_may_stop_a_client() -> None:
     stop = EarlyStopping(monitor="train/loss", stopping_threshold=1e9)
     client = point_client()
     ClientTrainer({"callbacks": [stop]}).fit(client, pictures(), 5)
-    assert client.steps == 4
+    assert client.meter.steps == 4
 
 
 def csv_logger(folder: Path) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_a_csv_logger_writes_the_loss_of_every_step(tmp_path: Path, make: Any) -
     client = make()
     ClientTrainer(csv_logger(tmp_path)).fit(client, pictures(), 2)
     lines = logged(tmp_path)
-    assert [int(line["step"]) for line in lines] == list(range(client.steps))
+    assert [int(line["step"]) for line in lines] == list(range(client.meter.steps))
     assert [int(line["epoch"]) for line in lines] == [0] * 4 + [1] * 4
     assert all(0 < float(line["train/loss"]) < 10 for line in lines)
 
@@ -301,4 +301,4 @@ def test_a_last_batch_of_one_image_is_left_out_and_no_other(
 ) -> None:
     client = point_client()
     ClientTrainer({}).fit(client, pictures(images, size), 1)
-    assert client.steps == steps
+    assert client.meter.steps == steps

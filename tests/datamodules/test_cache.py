@@ -2,13 +2,14 @@
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from datamodules.cache import Located, Original, cached, fingerprint, from_arrays
+from datamodules.cache import Located, Original, Split, cached, fingerprint
 from fedbnn.errors import DataError
 from fedbnn.storage import files
 
@@ -28,7 +29,7 @@ class Counted:
     def read(self) -> Original:
         self.reads += 1
         parts = [
-            from_arrays(images, np.arange(len(images)) % self.labels, "made up")
+            Split(images, np.arange(len(images)) % self.labels, "made up")
             for images in (TRAIN, TEST)
         ]
         return Original(("a", "b", "c"), *parts)
@@ -134,17 +135,14 @@ def test_a_flipped_bit_that_left_no_trace_is_found_by_verifying(tmp_path: Path) 
 
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
-    def interrupted(index: int, size: int | None) -> np.ndarray:
-        if index == 600:
-            raise KeyboardInterrupt
-        return TRAIN[index].transpose(2, 0, 1)
+    class Interrupted(Split):
+        def read(self, index: int, size: int | None) -> np.ndarray:
+            if index == 600:
+                raise KeyboardInterrupt
+            return super().read(index, size)
 
     original = Counted().read()
-    broken = Original(
-        original.classes,
-        type(original.train)(original.train.labels, interrupted, str),
-        original.test,
-    )
+    broken = replace(original, train=Interrupted(TRAIN, original.train.labels, "made up"))
     with pytest.raises(KeyboardInterrupt):
         cached("toy", Located("a" * 16, lambda: broken), None, tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partitions import Partitioner
-from datamodules.scenarios import Schedule, gradual, separate, staggered
+from datamodules.scenarios import Partitioner, Schedule, consecutive, gradual
 
 MANY = settings(max_examples=40, deadline=None)
 LABELS = np.tile(np.arange(6), 20)
 IMAGES = [np.flatnonzero(task == LABELS // 2) for task in range(3)]
 SCHEDULES = st.sampled_from(
-    [separate([2, 4, 6]), staggered([2, 4, 7], 2), gradual([(0, 4), (2, 6), (5, 8)])]
+    [consecutive([2, 4, 6]), consecutive([2, 4, 7], 2), gradual([(0, 4), (2, 6), (5, 8)])]
 )
 ALPHAS = st.sampled_from([None, 0.1, 1.0])
 CLIENTS = st.integers(1, 15)
@@ -25,7 +24,7 @@ SEEDS = st.integers(0, 50)
 def partitioner(
     schedule=None, alpha=1.0, samples=None, clients=10, seed=0, at_once=4
 ) -> Partitioner:
-    schedule = schedule or separate([2, 4, 6])
+    schedule = schedule or consecutive([2, 4, 6])
     return Partitioner(LABELS, IMAGES, schedule, clients, at_once, alpha, samples, seed)
 
 
@@ -45,7 +44,7 @@ def test_a_client_shows_its_own_part_of_the_task_it_is_on(schedule, alpha, clien
 @MANY
 @given(ALPHAS, CLIENTS, SEEDS)
 def test_separate_tasks_are_dealt_completely_and_once(alpha, clients, seed) -> None:
-    deals = partitioner(separate([2, 4, 6]), alpha, clients=clients, seed=seed)
+    deals = partitioner(consecutive([2, 4, 6]), alpha, clients=clients, seed=seed)
     for round in range(1, 7):
         hands = [deals.shown(round, client).tolist() for client in range(clients)]
         assert sorted(chain.from_iterable(hands)) == sorted(IMAGES[(round - 1) // 2].tolist())
@@ -58,7 +57,7 @@ def drifting(draw: st.DrawFn) -> Schedule:
     ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
     overlap = draw(st.integers(1, min(lengths) - 1))
     if draw(st.booleans()):
-        return staggered(ends, overlap)
+        return consecutive(ends, overlap)
     starts = [0, *(end - overlap for end in ends[:-1])]
     return gradual(list(zip(starts, ends, strict=True)))
 
@@ -158,7 +157,7 @@ def test_another_seed_is_another_stream() -> None:
 
 
 def test_another_round_has_other_participants_of_the_same_persistent_clients() -> None:
-    deals = partitioner(separate([20, 21, 22]))
+    deals = partitioner(consecutive([20, 21, 22]))
     assert len({deals.participants(round) for round in range(1, 21)}) > 5
     assert all(
         np.array_equal(deals.owned(1, client), deals.owned(20, client)) for client in range(10)
@@ -197,13 +196,13 @@ def test_a_draw_over_the_round_leaves_nothing_for_those_who_stay_home() -> None:
 
 
 def test_a_draw_changes_with_the_round() -> None:
-    deals = partitioner(separate([20, 21, 22]), samples=10, at_once=10)
+    deals = partitioner(consecutive([20, 21, 22]), samples=10, at_once=10)
     client = max(range(10), key=lambda number: len(deals.owned(1, number)))
     assert len({tuple(deals.shown(round, client)) for round in range(1, 21)}) > 3
 
 
 @pytest.mark.parametrize(
-    "schedule", [separate([10, 20, 30]), gradual([(0, 20), (10, 30), (29, 40)])]
+    "schedule", [consecutive([10, 20, 30]), gradual([(0, 20), (10, 30), (29, 40)])]
 )
 def test_a_hundred_thousand_clients_cost_little(schedule) -> None:
     labels = np.repeat(np.arange(6), 5000)

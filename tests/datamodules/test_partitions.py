@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from datamodules.partitions import by_owner, dirichlet, iid, preference, shared_out, systematic
+from datamodules.scenarios import by_owner, dirichlet, iid, preference, shared_out, systematic
 
 MANY = settings(max_examples=60, deadline=None)
 

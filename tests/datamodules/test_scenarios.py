@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from datamodules.scenarios import (
     Schedule,
     class_groups,
+    consecutive,
     gradual,
     largest_remainder,
-    separate,
-    staggered,
 )
 from fedbnn.errors import ConfigError
 
@@ -27,9 +26,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     lengths = draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
     ends = list(accumulate(lengths))
     if len(ends) == 1 or draw(st.booleans()):
-        return separate(ends)
+        return consecutive(ends)
     late = draw(st.integers(0, ends[-1] - ends[-2] - 1))
-    return staggered(ends, late)
+    return consecutive(ends, late)
 
 
 @MANY
@@ -127,7 +126,7 @@ def test_the_gradual_schedule_of_the_paper() -> None:
 
 
 def test_separate_clients_change_together_after_each_boundary() -> None:
-    schedule = separate([25, 50])
+    schedule = consecutive([25, 50])
     assert schedule.clients_on(25, 7) == (7, 0)
     assert schedule.clients_on(26, 7) == (0, 7)
 
@@ -136,7 +135,7 @@ def test_separate_clients_change_together_after_each_boundary() -> None:
 @given(st.integers(1, 6), st.integers(1, 60))
 def test_a_staggered_client_has_one_offset_at_every_boundary(stagger: int, clients: int) -> None:
     ends = [3, 10, 17, 30]
-    schedule = staggered(ends, stagger)
+    schedule = consecutive(ends, stagger)
     tasks = np.array(
         [schedule.task_of(round, np.arange(clients), clients) for round in range(1, 31)]
     )

@@ -111,7 +111,6 @@ OUT_OF_RANGE = [
     {"alpha": 0.0},
     {"alpha": float("nan")},
     {"alpha": float("inf")},
-    {"validation_share": 1.0},
     {"samples_per_round": 0},
     {"size": 3},
     {"shift": -1},

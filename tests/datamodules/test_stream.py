@@ -1,6 +1,5 @@
 """The stream as others use it: shapes, names, mixtures, no leakage, the same for the same seed."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,12 +83,9 @@ def test_validation_is_a_tenth_of_every_class_of_train(shapes: Make) -> None:
     assert {image for task in range(3) for image in prints(tuning.test(task))} <= trained
 
 
-def test_the_same_settings_give_the_same_stream_in_another_process(shapes: Make) -> None:
-    stream = shapes(samples_per_round=30, seed=4)
+def test_the_same_settings_give_the_same_stream_in_any_order_of_calls(shapes: Make) -> None:
+    stream, again = (shapes(samples_per_round=30, seed=4) for _ in range(2))
     stream.train(1, 0)
-    payload = pickle.dumps(stream)
-    again = pickle.loads(payload)
-    assert len(payload) < 10_000
     for round in (9, 2):
         assert again.participants(round) == stream.participants(round)
         for client in again.participants(round):

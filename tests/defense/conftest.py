@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.messages import FitResult, Update
 from fedbnn.methods.aggregation import influence_of_point
-from fedbnn.storage.spool import Rejected, Spool
+from fedbnn.storage.files import Rejected, Spool
 
 ROLL = {client: {"cat": 6, "dog": 4} for client in range(5)}
 FEATURES = 3

@@ -17,7 +17,7 @@ from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.messages import FitResult, Update
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.state import State
-from fedbnn.storage.spool import Rejected, Spool
+from fedbnn.storage.files import Rejected, Spool
 
 CLIENTS, SITES, WIDTH = 5, 60, 20
 Attack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -16,8 +16,8 @@ from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.seeds import generator
 from fedbnn.state import State, content_digest, pack, unpack
 from fedbnn.storage import run_dir as directory
+from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.spool import Rejected
 
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}

@@ -14,9 +14,8 @@ import torch
 from fedbnn.errors import Exit, RunDirectoryError
 from fedbnn.state import State
 from fedbnn.storage import run_dir
-from fedbnn.storage.files import write_atomic
+from fedbnn.storage.files import Rejected, Spool, write_atomic
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.spool import Rejected, Spool
 
 SMALL, LARGE = State({"backbone": torch.zeros(10)}), State({"backbone": torch.zeros(100_000)})
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedbnn.defense.gate import Candidates, Gate
 from fedbnn.messages import Update, read_update
 from fedbnn.state import pack, unpack
-from fedbnn.storage.spool import Rejected, Spool
+from fedbnn.storage.files import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
 GOOD = torch.ones(8)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.storage.spool import Spool
+from fedbnn.storage.files import Spool
 
 
 @pytest.mark.parametrize(("memory", "on_disk"), [(0, 3), (6, 2), (100, 0)])

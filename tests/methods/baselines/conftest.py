@@ -20,8 +20,8 @@ from fedbnn.methods import Method
 from fedbnn.networks import MLP
 from fedbnn.seeds import forked, generator
 from fedbnn.state import State
+from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.spool import Rejected
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 

@@ -81,11 +81,15 @@ def pulled(strength: float) -> tuple[Classifier, Penalty]:
 
 def test_the_penalty_is_zero_at_the_anchor_and_pulls_the_trained_copy_elsewhere() -> None:
     network, pull = pulled(3.0)
-    assert pull.penalty(network) == 0
-    with torch.no_grad():
-        for weight in network.parameters():
-            weight += 0.1
-    expected = torch.autograd.grad(pull.penalty(network), list(network.parameters()))
+    weights = dict(network.named_parameters())
+    for moved in (0.0, 0.1):
+        with torch.no_grad():
+            for weight in weights.values():
+                weight += moved
+        pairs = [(s, weights[name] - a) for name, (s, a) in pull.anchors.items()]
+        penalty = 0.5 * sum((s * gap.square()).sum() for s, gap in pairs)
+        expected = torch.autograd.grad(penalty, list(weights.values()))
+        assert bool(penalty > 0) == bool(moved)
     for weight in network.parameters():
         weight.grad = torch.zeros_like(weight)
     pull.correct(network, lr=0.01)
@@ -111,8 +115,8 @@ def test_stiffness_is_the_curvature_of_the_penalty(method, factor, toy) -> None:
     """lambda Omega for lambda/2 Omega (theta - theta*)^2, 2 lambda Omega without the 1/2."""
     images, backbone = toy().train(1, 0), MLP((1, 4, 4), (8,))
     layout, classes = layout_of(backbone), ("toy/0", "toy/1")
-    tensors = {f"{kind}.backbone": torch.full((layout.size,), 2.0) for kind in KINDS}
-    tensors |= {f"{kind}.prototypes": torch.full((2, 9), 2.0) for kind in KINDS}
+    tensors = {f"backbone.{kind}": torch.full((layout.size,), 2.0) for kind in KINDS}
+    tensors |= {f"prototypes.{kind}": torch.full((2, 9), 2.0) for kind in KINDS}
     instruction = FitInstruction("r", 1, "train", State(tensors, classes))
     network = layout.classifier(backbone, torch.zeros(2, 9))
     assignment = Assignment(instruction, layout, 0, classes, images, None)
@@ -126,13 +130,13 @@ def test_stiffness_is_the_curvature_of_the_penalty(method, factor, toy) -> None:
 @pytest.mark.parametrize("kind", [EWC, MAS])
 def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, played) -> None:
     run = played(kind(), toy())
-    assert ["anchor.backbone" in state for state in run.states] == [False, True, True, True]
+    assert ["backbone.anchor" in state for state in run.states] == [False, True, True, True]
     second, last = run.states[1], run.states[3]
-    assert torch.equal(second["anchor.backbone"], second["backbone"])
-    assert torch.equal(run.states[2]["anchor.backbone"], second["backbone"])
-    assert second["importance.backbone"].min() >= 0 < second["importance.backbone"].max()
-    assert (last["importance.backbone"] >= second["importance.backbone"]).all()
-    assert len(last["importance.prototypes"]) == len(last.classes) == 4
+    assert torch.equal(second["backbone.anchor"], second["backbone"])
+    assert torch.equal(run.states[2]["backbone.anchor"], second["backbone"])
+    assert second["backbone.importance"].min() >= 0 < second["backbone.importance"].max()
+    assert (last["backbone.importance"] >= second["backbone.importance"]).all()
+    assert len(last["prototypes.importance"]) == len(last.classes) == 4
 
 
 def test_bytes_are_those_of_what_is_sent(toy, played) -> None:
@@ -149,7 +153,7 @@ def test_a_strong_penalty_holds_the_weights_that_mattered(strong, toy, played) -
         states = played(
             method, toy(), LocalTraining(optimizer="sgd", lr=0.05, epochs=4, batch_size=8)
         ).states
-        weight = states[1]["importance.backbone"]
+        weight = states[1]["backbone.importance"]
         return float((weight * (states[-1]["backbone"] - states[1]["backbone"]).square()).sum())
 
     free = drift(type(strong)(strength=0))
@@ -167,14 +171,14 @@ def test_importances_add_up_with_decay_and_weigh_by_images() -> None:
         {
             "backbone": torch.zeros(2),
             "prototypes": torch.zeros(1, 2),
-            "importance.backbone": torch.tensor([4.0, 0.0]),
+            "backbone.importance": torch.tensor([4.0, 0.0]),
         },
         ("a",),
     )
     fold = ImportanceFold(state, 0.5)
     fold.add(update([1.0, 0.0], 30))
     fold.add(update([0.0, 1.0], 10))
-    assert torch.allclose(fold.close()["importance.backbone"], torch.tensor([2.75, 0.25]))
+    assert torch.allclose(fold.close()["backbone.importance"], torch.tensor([2.75, 0.25]))
 
 
 def test_a_negative_importance_is_a_defect() -> None:

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.methods.base import Teacher, remember, rename
-from fedbnn.methods.lwf import Distilled, LwF
+from fedbnn.methods.lwf import Distilled, LwF, Teacher, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
 from fedbnn.seeds import forked
 from fedbnn.state import State
@@ -52,10 +51,10 @@ def test_the_teacher_knows_trained_classes_only() -> None:
 
 def test_the_distillation_is_zero_where_student_and_teacher_agree(images) -> None:
     network, terms, _ = distilled(MLP(SHAPE, (3,)))
-    features = network.backbone(images)
-    student = terms.teacher.student(features, network.head(features))
+    outputs = network.outputs(images)
+    student = terms.teacher.student(*outputs)
     assert torch.equal(student.detach(), terms.teacher.logits(images))
-    assert float(terms.distillation(student, images).detach()) == 0
+    assert float(terms.distillation(images, *outputs).detach()) == 0
 
 
 def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) -> None:
@@ -63,13 +62,14 @@ def test_the_distillation_is_a_scaled_divergence_over_the_old_columns(images) ->
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.3
-    features = network.backbone(images)
-    student = terms.teacher.student(features, network.head(features))
+    outputs = network.outputs(images)
+    student = terms.teacher.student(*outputs)
     want = torch.distributions.kl_divergence(
         torch.distributions.Categorical(logits=terms.teacher.logits(images) / 2),
         torch.distributions.Categorical(logits=student.detach() / 2),
     )
-    assert torch.allclose(terms.distillation(student, images).detach(), 4 * want.mean(), rtol=1e-4)
+    found = terms.distillation(images, *outputs).detach()
+    assert torch.allclose(found, 4 * want.mean(), rtol=1e-4)
     assert want.mean() > 0
 
 
@@ -78,8 +78,7 @@ def test_its_gradient_reaches_old_rows_and_the_backbone_but_no_new_row(images) -
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.3
-    features = network.backbone(images)
-    terms.distillation(terms.teacher.student(features, network.head(features)), images).backward()
+    terms.distillation(images, *network.outputs(images)).backward()
     touched = network.head.weight.grad.abs().sum(1) > 0
     assert dict(zip(NEW, touched.tolist(), strict=True)) == {"b": True, "c": True, "d": False}
     assert all(weight.grad.abs().sum() > 0 for weight in network.backbone.parameters())
@@ -89,7 +88,8 @@ def test_the_teacher_is_frozen_and_in_eval_mode() -> None:
     network, terms, state = distilled(CifarResNet18((3, 8, 8)))
     with forked(0):
         network.train()
-        terms.loss(network, torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])).backward()
+        images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+        terms.loss(images, *network.outputs(images), labels).backward()
     teacher = terms.teacher.backbone
     assert not teacher.training
     assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())

@@ -66,12 +66,12 @@ def test_identical_clients_are_one_plain_sgd(toy, played) -> None:
 class Bowl(Controlled):
     """a/2 |theta - b|^2 instead of the cross-entropy: its gradient is a (theta - b)."""
 
-    def __init__(self, a: float, b: float, *parts) -> None:
-        super().__init__(*parts)
-        self.a, self.b = a, b
+    def __init__(self, a: float, b: float, assignment, network, columns) -> None:
+        super().__init__(assignment, network, columns)
+        self.a, self.b, self.weights = a, b, list(network.parameters())
 
-    def loss(self, network, images, labels) -> torch.Tensor:
-        return sum(self.a / 2 * (weight - self.b).square().sum() for weight in network.parameters())
+    def loss(self, images, features, logits, labels) -> torch.Tensor:
+        return sum(self.a / 2 * (weight - self.b).square().sum() for weight in self.weights)
 
 
 class Bowls(Scaffold):
