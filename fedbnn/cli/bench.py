@@ -116,6 +116,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
+        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
         "FedBNN, function prior": step(_bayesian(network, function_prior=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
@@ -130,11 +131,13 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
+def _bayesian(
+    network: str, function_prior: float = 0.0, learned: bool = False
+) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
     model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
-    guide = MeanFieldGuide(model)
+    guide = MeanFieldGuide(model, learned)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)

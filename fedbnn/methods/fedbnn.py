@@ -2,6 +2,7 @@
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
              + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `function_prior`: features readable
+             L_k = L_0 + (N / tau) F_k                      then its precision, from the curvature
     factor   l_k = q_k / q_0                                likelihood extraction
     server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -16,12 +17,22 @@ w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
+
+How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N:
+
+    tau L_init / N  +  p sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
+
+So after R rounds it counts as p (gamma + ... + gamma^R) rounds of data, whatever tau is, and tau
+weighs the initial scales alone. Nothing else makes it grow: where the likelihood has no curvature,
+precisions stay what they were (`moments` may lose some where means disagree). Scales that are
+`learned` do not know this measure: an optimiser moves log scales whatever the signal is, and where
+noise is all there is, the mean of precisions still grows (Jensen).
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -93,6 +104,13 @@ class FedBNN(Method):
         if self.temperature == 0 and self.precision == "curvature":
             what, fix = "without a prior to weigh it, curvature is infinite", "precision: learned"
             raise ConfigError(what, "method.temperature", f"above 0, or {fix}")
+
+    def facts(self) -> dict[str, Any]:
+        """How strong the prior becomes, in rounds of data."""
+        each, kept = self.server_lr, self.retention
+        strength = f"{each:g} a round" if kept == 1 else f"at most {each * kept / (1 - kept):.3g}"
+        known = {"prior_in_rounds_of_data": strength} if self.precision == "curvature" else {}
+        return {**super().facts(), **known}
 
     def prototype_scale(self, state: State) -> float | None:
         """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""

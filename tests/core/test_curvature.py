@@ -36,13 +36,16 @@ def exact(model: BayesianModel, flat: Tensor, images: Tensor) -> Tensor:
 
 
 def test_sums_over_groups_are_the_fisher_matrix_in_the_mean() -> None:
+    """Of prototypes every time; of the backbone within five standard errors."""
     model, guide = small()
-    images, flat = torch.randn(3 * GROUPS, *SHAPE), guide.loc.detach()
-    found = torch.stack([fisher(model, flat, images) for _ in range(150)])
-    error = found.std(0) / len(found) ** 0.5
-    distance = (found.mean(0) - exact(model, flat, images)).abs()
+    images, flat, size = torch.randn(3 * GROUPS, *SHAPE), guide.loc.detach(), model.layout.size
+    found, reference = [fisher(model, flat, images) for _ in range(150)], exact(model, flat, images)
+    torch.testing.assert_close(found[0][size:], reference[size:])
+    backbone = torch.stack(found)[:, :size]
+    error = backbone.std(0) / len(found) ** 0.5
+    distance = (backbone.mean(0) - reference[:size]).abs()
     assert float((distance / error.clamp_min(1e-12)).max()) < 5
-    assert float(found.mean()) > 0
+    assert float(reference[:size].mean()) > 0
 
 
 def test_what_cannot_be_told_is_exactly_nothing() -> None:
@@ -237,3 +240,31 @@ def test_without_a_temperature_curvature_has_no_measure() -> None:
     with pytest.raises(ConfigError, match="temperature"):
         FedBNN(temperature=0.0)
     assert FedBNN(temperature=0.0, precision="learned").temperature == 0
+
+
+@pytest.mark.parametrize(("server_lr", "retention"), [(1.0, 1.0), (2.0, 0.8)])
+def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention: float) -> None:
+    """Five rounds of the same curvature F: tau (L - L_init) / N = p (gamma + ... + gamma^5) F."""
+    method = FedBNN(server_lr=server_lr, retention=retention, temperature=0.5)
+    layout, images, curvature = layout_of(MLP(SHAPE, (2,))), 30, 0.7
+    first = layout.initial_scale(method.scale_gain)
+    state = State({"backbone": 0 * first, "backbone.scale": first, "buffers": torch.zeros(0)})
+    for _ in range(5):
+        prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+        weight = torch.full_like(first, method.temperature / images)
+        factor = informed(prior, 0 * first, torch.full_like(first, curvature), weight) / prior
+        parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
+        sent = {**parts, "buffers": torch.zeros(0)}
+        updates = [Update("run", 1, "train", k, "", 15, {}, sent) for k in range(2)]
+        state = method.end_round(state, folded(state, updates, "scaled", server_lr), layout)
+    grown = state["backbone.scale"].double().pow(-2) - first.double().pow(-2)
+    strength = server_lr * sum(retention**age for age in range(1, 6))
+    expected = torch.full_like(grown, strength * curvature)
+    torch.testing.assert_close(method.temperature * grown / images, expected, rtol=1e-3, atol=0)
+
+
+def test_results_say_how_strong_the_prior_becomes() -> None:
+    said = "prior_in_rounds_of_data"
+    assert FedBNN(server_lr=2.0).facts()[said] == "2 a round"
+    assert FedBNN(retention=0.9).facts()[said] == "at most 9"
+    assert said not in FedBNN(precision="learned").facts()
