@@ -11,16 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedbnn.bayes.distillation import FeatureDistillation
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
 from fedbnn.methods import Method
 from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.networks import Classifier
+from fedbnn.seeds import forked
 from fedbnn.state import State
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 
 LARGEST = 1e8
 """A loss beyond this many nats per image is as lost as one that is no number."""
+UNTRAINED = 3
+"""After so many rounds the features of points are worth keeping: before, they are near random."""
 
 
 class Meter:
@@ -123,16 +127,24 @@ class PointClient(ClientModule):
     """Trains backbone and prototypes of one client with the objective of its method."""
 
     def __init__(
-        self, network: Classifier, terms: LocalObjective, method: Method, local: LocalTraining
+        self,
+        network: Classifier,
+        terms: LocalObjective,
+        method: Method,
+        local: LocalTraining,
+        distillation: FeatureDistillation | None = None,
     ) -> None:
         super().__init__()
         self.network, self.terms, self.lr = network, terms, method.lr or local.lr
+        self.distillation = distillation
         self.kind = method.optimizer or local.optimizer
         self.momentum = 0.0 if method.optimizer else local.momentum
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy and the method's own terms."""
-        return self.terms.loss(images, *self.network.outputs(images), labels)
+        """Cross-entropy and the method's own terms, and what distillation adds."""
+        features, logits = self.network.outputs(images)
+        loss = self.terms.loss(images, features, logits, labels)
+        return loss if self.distillation is None else loss + self.distillation(images, features)
 
     def correct(self) -> None:
         """Let the method change the gradients (penalties, control variates)."""
@@ -140,7 +152,7 @@ class PointClient(ClientModule):
 
     def configure_optimizers(self) -> Optimizer:
         """One fresh optimiser: nothing of it lives longer than the round."""
-        return optimizer(self.kind, self.network.parameters(), self.lr, self.momentum)
+        return optimizer(self.kind, self.parameters(), self.lr, self.momentum)
 
 
 class WarmUp(ClientModule):
@@ -207,6 +219,14 @@ class Fit:
                 value.copy_(statistics[name])
         return module.meter.seconds
 
+    def distillation(self) -> FeatureDistillation | None:
+        """From the backbone as it was sent, if the method distils and it has been trained."""
+        weight = self.method.feature_distillation
+        if not weight or self.assignment.instruction.round <= UNTRAINED:
+            return None
+        with forked(0):  # what a map of zeros would have drawn is no draw of this client
+            return FeatureDistillation(self.network.backbone, self.assignment.layout, weight)
+
     def keep(self, rows: dict[str, Tensor]) -> State:
         """The client's own prototypes, where they stay at home."""
         return self.assembly.kept(rows, self.assignment.images.counts().values())
@@ -217,7 +237,7 @@ def fit_points(fit: Fit) -> Answer:
     warm, layout = fit.warm_up(), fit.assignment.layout
     network = fit.network.requires_grad_(True)
     terms = fit.method.objective(fit.assignment, network)
-    client = PointClient(network, terms, fit.method, fit.local)
+    client = PointClient(network, terms, fit.method, fit.local, fit.distillation())
     fit.trainer.fit(client, fit.data, fit.local.epochs)
     weights = layout.from_parameters(dict(network.named_parameters()))
     weights["buffers"] = layout.read(network.backbone)[1]

@@ -114,7 +114,7 @@ class PosteriorFit:
     def __init__(self, backbone: nn.Module, layout: Layout, method: FedBNN) -> None:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
-            self.model = BayesianModel(backbone, layout, method.function_prior)
+            self.model = BayesianModel(backbone, layout, method.feature_distillation)
         self.guide = MeanFieldGuide(self.model, learned=method.precision == "learned")
 
     def fit(self, fit: Fit) -> Answer:
@@ -126,8 +126,8 @@ class PosteriorFit:
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
         self.model.network.requires_grad_(False)
-        if self.model.function_prior is not None:
-            self.model.function_prior.swap(state["backbone"], state["buffers"])
+        if self.model.distillation is not None:
+            self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
         prior = Gaussian.from_moments(start.loc, start.scale)

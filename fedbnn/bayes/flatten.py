@@ -26,7 +26,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a backbone's parameters in the flat vector, and of its running statistics."""
+    """The order of a backbone's parameters in the flat vector, and of its running statistics.
+
+    Of batch norm all running means come first, then as many variances.
+    """
 
     slots: tuple[Slot, ...]
     buffers: tuple[str, ...]
@@ -93,6 +96,7 @@ def layout_of(backbone: nn.Module) -> Layout:
         own = dict(module.named_parameters(prefix, recurse=False))
         slots += [Slot(name, weight.shape, _fan_in(own.values())) for name, weight in own.items()]
     buffers = [name for name, value in backbone.named_buffers() if value.is_floating_point()]
+    buffers.sort(key=lambda name: name.endswith("running_var"))
     return Layout(tuple(slots), tuple(buffers))
 
 

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from types import FrameType
 
-from fedbnn.cli.compose import SCHEMA, compose
+from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
@@ -41,13 +41,15 @@ FedBNN trains one model over many clients whose data drift. Three commands to be
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train; without words, say how to begin."""
+def main(argv: Sequence[str], engine: Engines | None = None) -> int:
+    """Train; without words, say how to begin. `engine` makes another than the one configured."""
     if not argv:
         sys.stdout.write(WELCOME)
         return 0
     parsed = parse(argv)
-    return _dry_run(parsed) if parsed.flags.dry_run else _train([parsed, *_beside(argv, parsed)])
+    if parsed.flags.dry_run:
+        return _dry_run(parsed)
+    return _train([parsed, *_beside(argv, parsed)], engine)
 
 
 def parse(argv: Sequence[str]) -> Parsed:
@@ -74,13 +76,13 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
     return [parse([*argv, "--method", name]) for name in others]
 
 
-def _train(wanted: Sequence[Parsed]) -> int:
+def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
     """Each run in its own directory; after several, what they say together."""
     first, found = run_directory(wanted[0]), []
     names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
-        composed = compose(parsed, directory, bool(parsed.flags.resume))
+        composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
         try:
             with owned() as signals, traceback_to(directory / "log.txt"):
                 found.append(experiment.run(composed))

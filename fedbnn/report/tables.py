@@ -39,8 +39,8 @@ OF_A_RUN: dict[str, Path] = {
 PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
 PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the classes of a task"
 LINEAR = ", linear rows"
-PRESETS = ("fedbnn_paper", "fedbnn_authors")
-"""Two more names of the paper's method."""
+PRESETS = ("fedbnn_paper", "fedbnn_paper_damped", "fedbnn_authors")
+"""More names of the paper's method."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedbnn.report import formats, tables, words
 Record = Mapping[str, Any]
 MOST_LINES = 100
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
-CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
+CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "ray", "urllib3")
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 LOG = logging.getLogger("fedbnn")
 

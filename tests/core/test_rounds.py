@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(
     [
         (FedBNN(r_init=1), GaussianHead()),
         (FedBNN(r_init=1, share="backbone_only"), LinearHead()),
-        (FedBNN(r_init=1, server_lr=2.0, function_prior=1.0), GaussianHead()),
+        (FedBNN(r_init=1, server_lr=2.0, feature_distillation=1.0), GaussianHead()),
     ],
 )
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(

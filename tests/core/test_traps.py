@@ -230,14 +230,14 @@ def test_with_the_global_store_two_guides_are_one() -> None:
 
 
 def test_no_file_that_knows_a_guide_copies_or_pickles_one() -> None:
-    """Copied are a plain backbone, the teacher of the function prior, and Trainers not used yet."""
+    """Copied are a plain backbone, the teacher of the distillation, and Trainers not used yet."""
     folder = Path(__file__).parents[2]
-    files = [folder / "fedbnn/bayes/model.py", *(folder / "lightning_modules").glob("*.py")]
+    files = [*(folder / "fedbnn/bayes").glob("*.py"), *(folder / "lightning_modules").glob("*.py")]
     assert len(files) > 5
     found = {path.name: copies(path.read_text()) for path in files}
     copied = {name: calls for name, calls in found.items() if calls}
     assert copied.pop("client_trainer.py")[0].startswith("deepcopy(self._unused[")
-    assert copied == {"model.py": ["deepcopy(backbone)"]}
+    assert copied == {"distillation.py": ["deepcopy(backbone)"]}
     assert copies("import pickle\ncopy.deepcopy(guide)") == ["pickle", "copy.deepcopy(guide)"]
 
 
