@@ -1,7 +1,7 @@
 """A client whose weights are a posterior: variational inference from the prior it was sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -57,6 +57,10 @@ class SVIClient(ClientModule):
         """The negative ELBO per image."""
         loss: Tensor = self.elbo(images, labels)
         return loss
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """sum_j c_j KL_j of the last loss."""
+        return (self.elbo.elbo.kl,)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Means at the learning rate, log scales at a multiple of it."""
@@ -130,11 +134,12 @@ class PosteriorFit:
             self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        prior = Gaussian.from_moments(start.loc, start.scale)
-        client.meter.start()
+        prior, meter = Gaussian.from_moments(start.loc, start.scale), client.meter
+        meter.start()
         posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
-        client.meter.stop()
-        return self._answer(fit, prior, posterior, warm + client.meter.seconds)
+        meter.stop()
+        answer = self._answer(fit, prior, posterior)
+        return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
@@ -145,7 +150,7 @@ class PosteriorFit:
         scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
         return Start(loc, scale, guide_loc)
 
-    def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian, seconds: float) -> Answer:
+    def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
         factor = posterior / prior
         parts = {"precision": factor.precision.float(), "info": factor.info.float()}
@@ -155,7 +160,7 @@ class PosteriorFit:
         if not self.method.shares_prototypes:
             own = {"prototypes": posterior.loc.float(), "prototypes.scale": posterior.scale.float()}
             rows = {name: value[size:].view(-1, width) for name, value in own.items()}
-            return Answer(sent, fit.keep(rows), seconds)
+            return Answer(sent, fit.keep(rows))
         for name, value in parts.items():
             sent[f"prototypes.{name}"] = value[size:].view(-1, width)[:held]
-        return Answer(sent, None, seconds)
+        return Answer(sent)

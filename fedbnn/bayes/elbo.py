@@ -98,8 +98,10 @@ class ClosedFormELBO(ELBO):
     """The negative ELBO per image with the closed-form KL; only observed sites are scored.
 
     `kl_weight` is a number or a vector c (temperature / N for the backbone, by class for
-    prototypes).
+    prototypes); `kl` is the second term of the last loss.
     """
+
+    kl: Tensor
 
     def __init__(self, kl_weight: Tensor | float = 1.0) -> None:
         super().__init__()
@@ -113,6 +115,7 @@ class ClosedFormELBO(ELBO):
         misfit = torch.stack(logs).sum().neg() / len(labels)
         q, p = (cast(Any, trace.nodes[SITE]["fn"]).base_dist for trace in (drawn, scored))
         kl = WeightedKL.apply(q.loc, q.log_scale, p, self.kl_weight)
+        self.kl = kl.detach()
         loss: Tensor = misfit + kl
         return loss
 
