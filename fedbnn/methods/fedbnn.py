@@ -2,7 +2,7 @@
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
              + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `feature_distillation`
-             L_k = L_0 + (N / tau) F_k                      then its precision, from the curvature
+             L_k = L_0 + (N / tau) F_k                      with `precision: curvature`, in the end
     factor   l_k = q_k / q_0                                likelihood extraction
     server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -18,7 +18,8 @@ w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
 
-How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N:
+How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N,
+with precisions from the curvature:
 
     tau L_init / N  +  p sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
 
@@ -91,7 +92,7 @@ class FedBNN(Method):
     server_optimizer: Literal["sgd"] = "sgd"
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
-    precision: Literal["curvature", "learned"] = "curvature"
+    precision: Literal["curvature", "learned"] = "learned"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
     scale_constant: bool = False

@@ -118,7 +118,7 @@ class Drift:
         backbone = MLP(SHAPE, (2,))
         self.model = Noise(backbone, layout_of(backbone))
         self.model.slope = slope
-        self.guide = MeanFieldGuide(self.model, learned=FedBNN().precision == "learned")
+        self.guide = MeanFieldGuide(self.model, learned=False)
         self.kl_weight = torch.full((self.model.layout.size + 3,), 3e-4 / 20)
 
     def client(self, state: State) -> Update:
@@ -196,13 +196,13 @@ def posterior(state: State, answer: Update, site: str) -> Gaussian:
 
 
 def test_after_one_round_precisions_rank_as_the_true_curvature(digits: FederatedStream) -> None:
-    state, answer, true = answered(digits, FedBNN(temperature=0.03))
+    state, answer, true = answered(digits, FedBNN(precision="curvature", temperature=0.03))
     precision = posterior(state, answer, "backbone").precision
     assert float(spearman_corrcoef(precision.float(), true)) > 0.7
 
 
 def test_a_client_never_becomes_less_certain(digits: FederatedStream) -> None:
-    _, answer, _ = answered(digits, FedBNN())
+    _, answer, _ = answered(digits, FedBNN(precision="curvature"))
     for site in ("backbone", "prototypes"):
         assert float(answer.tensors[f"{site}.precision"].min()) >= 0
         assert float(answer.tensors[f"{site}.precision"].max()) > 0
@@ -234,12 +234,11 @@ def test_the_presets_of_the_paper_learn_their_scales() -> None:
     presets = [METHODS[name] for name in METHODS if name.startswith("fedbnn_")]
     assert len(presets) > 1
     assert {one.defaults["precision"] for one in presets} == {"learned"}
-    assert "precision" not in METHODS["fedbnn"].defaults
 
 
 def test_without_a_temperature_curvature_has_no_measure() -> None:
     with pytest.raises(ConfigError, match="temperature"):
-        FedBNN(temperature=0.0)
+        FedBNN(precision="curvature", temperature=0.0)
     assert FedBNN(temperature=0.0, precision="learned").temperature == 0
 
 
@@ -266,6 +265,6 @@ def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention:
 
 def test_results_say_how_strong_the_prior_becomes() -> None:
     said = "prior_in_rounds_of_data"
-    assert FedBNN(server_lr=2.0).facts()[said] == "2 a round"
-    assert FedBNN(retention=0.9).facts()[said] == "at most 9"
+    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "2 a round"
+    assert FedBNN(precision="curvature", retention=0.9).facts()[said] == "at most 9"
     assert said not in FedBNN(precision="learned").facts()
