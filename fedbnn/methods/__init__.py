@@ -23,7 +23,7 @@ class Preset:
     head: str = "linear"
 
 
-PRINTED = {"temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
+PRINTED = {"precision": "learned", "temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
 """What the paper prints or its released code has, where ours differs."""
 PRODUCT = {"fold_by": "product", "kl_per": "client"}
 DAMPED = {**PRODUCT, "server_lr": 0.1}
