@@ -8,6 +8,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.errors import ConfigError
 from fedbnn.methods import METHODS
+from fedbnn.methods.fedavg import FedProx
 from fedbnn.methods.fedbnn import FedBNN
 
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -24,7 +25,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "ewc": {"strength": (-1,), "decay": (2, -0.1), "draws": (0, 1.5), "every": (0,)},
     "mas": {"strength": (-1,), "decay": (2, -0.1), "every": (0,)},
     "lwf": {"strength": (-1,), "temperature": (0,), "every": (0,)},
-    "fcil": {"memory": (0,), "distil": (1.5, -0.5), "threshold": (0,)},
+    "fcil": {"memory": (0, 1.5), "distil": (1.5, -0.5), "threshold": (0,)},
     "fedbnn": {
         "fold_by": ("median",),
         "server_optimizer": ("adam",),
@@ -58,6 +59,7 @@ RIGHT: dict[str, dict[str, Any]] = {
         "r_init": 0,
     },
 }
+KINDS = {FedBNN: "fedbnn", FedProx: "fedprox"}
 CASES = [
     (name, key, value)
     for name, keys in WRONG.items()
@@ -86,7 +88,7 @@ def test_settings_in_range_are_taken(name: str) -> None:
 
 def test_every_setting_with_a_range_has_a_case() -> None:
     for name, preset in METHODS.items():
-        known = WRONG.get(name, WRONG["fedbnn"] if preset.method is FedBNN else {})
+        known = WRONG.get(name) or WRONG.get(KINDS.get(preset.method, ""), {})
         ranged = {one.name for one in fields(preset.method) if one.type is not bool}
         assert ranged == WRONG["fedavg"].keys() | known.keys(), name
 
