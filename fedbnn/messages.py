@@ -123,6 +123,7 @@ class FitResult:
 
     `private` never reaches the fold: in a simulation the same client gets it back the next time.
     `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser.
+    `late` is set where it comes: the exchange that asked for it has ended.
     """
 
     client: int
@@ -130,6 +131,7 @@ class FitResult:
     private: bytes | None = None
     seconds: float = 0.0
     inner: float = 0.0
+    late: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
@@ -62,6 +63,7 @@ SCHEMA: Schema = {
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
+    "federation": Section(Late),
     "track": Section(Track),
 }
 
@@ -92,6 +94,7 @@ def compose(
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )

@@ -20,6 +20,7 @@ from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.export import Card
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
+from fedbnn.federation.late import Late
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.methods import Method
@@ -68,6 +69,7 @@ class Experiment:
     initial: State
     engine: Engine
     gate: Gate
+    late: Late
     evaluation: evaluate.Evaluation
     track: Track
 
@@ -142,6 +144,7 @@ def _federation(made: Experiment, ledger: Ledger, watchers: Watchers) -> server.
         rejected=Rejected(made.run_dir / "rejected", made.gate.keep_rejected),
         evaluate=partial(_evaluate, made),
         watchers=watchers,
+        late=made.late,
     )
 
 

@@ -3,6 +3,7 @@
     state/lock                       held by the one process that writes here, its pid inside
     state/round-000007/              manifest.json, state.safetensors, record.json
     state/clients/3-r7.safetensors   what client 3 kept for itself in round 7; one file per change
+    state/late/8-3.safetensors       a late answer of client 3 that is folded in round 8
     state/spool/                     answers that wait to be folded; scratch
 
 A manifest names every file its round needs. A round is written aside, flushed to the disk, and
@@ -71,6 +72,12 @@ def rounds(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def _numbers(path: Path) -> tuple[int, int]:
+    """Round and client in the name of a late answer."""
+    round, _, client = path.stem.partition("-")
+    return int(round), int(client)
+
+
 class Ledger(AbstractContextManager["Ledger"]):
     """The newest `keep` rounds of a run on disk; `warnings` are what a user should be told."""
 
@@ -79,6 +86,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             raise ConfigError("the ledger must keep at least 1 round", f"keep: {keep}")
         self.run_dir, self.keep = Path(run_dir), keep
         self.root, self._clients = self.run_dir / "state", self.run_dir / "state" / "clients"
+        self._late = self.root / "late"
         self.warnings: list[str] = []
         with ExitStack() as opening:
             with writing(self.run_dir):
@@ -124,6 +132,17 @@ class Ledger(AbstractContextManager["Ledger"]):
             fix = "resume the run: it falls back to a round that is whole"
             raise RunDirectoryError(what, str(self._clients / name), fix)
         return payload
+
+    def keep_late(self, round: int, client: int, update: bytes) -> None:
+        """Keep an answer that is folded in a later round; when this returns, it is on disk."""
+        with writing(self.root):
+            self._late.mkdir(exist_ok=True)
+        files.write_atomic(self._late / f"{round}-{client}.safetensors", update)
+
+    def late(self, round: int) -> dict[int, bytes]:
+        """The late answers that are folded in this round, in client order."""
+        found = {_numbers(path): path for path in self._late.glob("*-*.safetensors")}
+        return {who: found[when, who].read_bytes() for when, who in sorted(found) if when == round}
 
     def _newest_whole(self) -> Manifest:
         """The newest manifest whose files are all intact; raises if no round is."""
@@ -199,9 +218,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         with writing(self.root):
             for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
-            for path in self._clients.iterdir():
-                if path.name not in needed:
-                    path.unlink()
+            gone = [path for path in self._clients.iterdir() if path.name not in needed]
+            for path in self._late.glob("*-*.safetensors"):
+                gone += [path] if _numbers(path)[0] <= self.round - self.keep else []
+            for path in gone:
+                path.unlink()
 
     def _sweep(self) -> None:
         """Remove what an interrupted process left: names with a dot, spools."""
