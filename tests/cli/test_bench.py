@@ -132,4 +132,4 @@ def test_a_report_is_written_again_and_several_runs_together(
 def test_a_run_without_results_has_no_report(home: Path, capsys) -> None:
     (home / "empty").mkdir()
     assert fedbnn("report", "empty") == 4
-    assert "no results.json that can be read (empty)" in capsys.readouterr().err
+    assert "no results: results.json cannot be read (empty)" in capsys.readouterr().err

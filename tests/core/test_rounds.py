@@ -168,10 +168,10 @@ def test_class_posteriors_travel_as_an_exchange_of_their_own(
     assert state["posteriors.count"].tolist() == state["prototypes.samples"].tolist()
     committed = federation.ledger.latest()
     assert committed is not None
-    assert committed.record["bytes_up"] == sum(
-        len(answer.update) for answer in engine.up if isinstance(answer, FitResult)
-    )
-    assert committed.record["bytes_down"] == sum(3 * len(payload) for payload in engine.down)
+    sizes = [len(answer.update) for answer in engine.up if isinstance(answer, FitResult)]
+    assert committed.record["bytes_up"] == {"train": sum(sizes[:3]), "statistics": sum(sizes[3:])}
+    down = [3 * len(payload) for payload in engine.down]
+    assert committed.record["bytes_down"] == {"train": down[0], "statistics": down[1]}
 
 
 def test_prototypes_and_backbone_do_not_know_which_head_predicts(

@@ -41,7 +41,10 @@ def federation(
 
 small = st.binary(max_size=300)
 numbers = st.floats(0, 1e6)
-results = st.builds(FitResult, st.integers(0, 9), small, st.none() | small, numbers, numbers)
+measures = st.dictionaries(st.sampled_from(["loss", "kl"]), numbers)
+results = st.builds(
+    FitResult, st.integers(0, 9), small, st.none() | small, numbers, numbers, measures
+)
 failures = st.builds(Failure, st.integers(0, 9), st.text(max_size=400))
 orders = st.builds(Order, st.integers(0, 9), st.text(), small, st.none() | small, numbers)
 

@@ -96,7 +96,8 @@ def _parts(answer: "Answer") -> list[bytes]:
         return [json.dumps(["failure", answer.client, answer.reason[:400]]).encode()]
     blobs = [blob for blob in (answer.update, answer.private) if blob is not None]
     sizes = len(answer.update), None if answer.private is None else len(answer.private)
-    head = ["result", answer.client, answer.seconds, answer.inner, *sizes]
+    said = {"seconds": answer.seconds, "inner": answer.inner, **answer.train}
+    head = ["result", answer.client, said, *sizes]
     return [json.dumps(head).encode(), *blobs]
 
 
