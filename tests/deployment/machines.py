@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.cli.command import ROOT, environment
+from tests.cli.command import ROOT, descendants, environment
 
 APP = ROOT / "flower_app"
 BIN = Path(sys.executable).parent
@@ -132,19 +132,18 @@ class Machines:
     def kill(self, name: str) -> None:
         """`kill -9` to a machine and all that runs on it."""
         process = self.running.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in [*descendants(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def pids(self, name: str, program: str) -> list[int]:
         """The processes of a program that runs on a machine."""
         found = []
-        for process in Path("/proc").glob("[0-9]*"):
+        for pid in descendants(self.running[name].pid):
             with suppress(OSError):
-                words = (process / "cmdline").read_bytes()
-                session = os.getsid(int(process.name))
-                if program.encode() in words and session == self.running[name].pid:
-                    found.append(int(process.name))
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found += [pid] if program.encode() in words else []
         return found
 
     def close(self) -> None:

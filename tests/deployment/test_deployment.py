@@ -41,8 +41,8 @@ def test_the_server_killed_in_mid_round_is_resumed_from_its_ledger(
 ) -> None:
     machines.run("--config small.yaml --run_dir resumed", wait=False)
     machines.committed("resumed", 1)
-    for pid in machines.pids("link", "flwr-serverapp"):
-        os.kill(pid, signal.SIGKILL)
+    (server,) = machines.pids("link", "flwr-serverapp")
+    os.kill(server, signal.SIGKILL)
     said = machines.run("--resume resumed")
     assert "resumed goes on after round 1" in said
     assert final(machines.home / "resumed") == expected

@@ -61,10 +61,11 @@ def test_others_are_turned_away(machines: Machines, keys: Path, who: str) -> Non
         "plain": ["--insecure"],
     }
     before = machines.flwr("supernode", "ls", "here")
+    assert before.count("online") == 3, before
     machines.site(who, "0", *ways[who])
     log = machines.home / f"{who}.log"
     until("its end or its retries", lambda: _refused(machines, who, log.read_text()))
-    assert machines.flwr("supernode", "ls", "here").count("online") == before.count("online")
+    assert machines.flwr("supernode", "ls", "here").count("online") == 3
 
 
 def _refused(machines: Machines, who: str, said: str) -> bool:
