@@ -38,13 +38,14 @@ class Late:
         """How many rounds an order outlives its own."""
         return self.max_staleness if self.late == "fold" else 0
 
-    def fits(self, method: Method) -> None:
-        """Only factors can wait: weights and moments are worth nothing on another prior."""
-        factors = isinstance(method, FedBNN) and method.fold_by != "moments"
-        if self.late == "fold" and not (factors and method.shares_prototypes):
-            what = "only factors can be folded late, this method sends none"
-            fix = "use method fedbnn with fold_by product or scaled, or federation.late: refuse"
-            raise ConfigError(what, "federation.late", fix)
+
+def only_factors(method: Method) -> None:
+    """Only factors can wait: weights and moments are worth nothing on another prior."""
+    factors = isinstance(method, FedBNN) and method.fold_by != "moments"
+    if not (factors and method.shares_prototypes):
+        what = "only factors can be folded late, this method sends none"
+        fix = "use method fedbnn with fold_by product or scaled, or federation.late: refuse"
+        raise ConfigError(what, "federation.late", fix)
 
 
 def check(answer: FitResult, asked: Mapping[int, str], folded: int, most: int) -> None:
