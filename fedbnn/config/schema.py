@@ -1,10 +1,18 @@
 """What a configuration may hold, as values: a schema maps top-level keys to these."""
 
+import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from operator import attrgetter
 from typing import Any, TypeAlias
 
+from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.seeds import forked
+
 Builder: TypeAlias = Callable[..., Any]
+MOST = 60
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class Named:
     """A section whose key `name` says what is built; `method: fedavg` is short for {name: fedavg}.
 
     `default` is the name where none is said: one word, or a word for each name of the section that
-    it `follows`, which stands before it. `presets` are defaults that a name changes.
+    it `follows`, which stands before it. `presets` are defaults that a name changes. A name may be
+    an import path, `package.module:name`, if `own` says how what is found there is built.
     """
 
     choices: Mapping[str, Builder]
@@ -37,6 +46,16 @@ class Named:
     follows: str = ""
     given: Collection[str] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Callable[[Any], Builder] | None = None
+
+    def builder(self, key: str, name: object) -> Builder:
+        """What the name stands for in the section `key`."""
+        if isinstance(name, str) and name in self.choices:
+            return self.choices[name]
+        if isinstance(name, str) and ":" in name and self.own:
+            return self.own(imported(name))
+        said = repr(name) if len(repr(name)) <= MOST else f"{repr(name)[:MOST]}..."
+        raise ConfigError(f"unknown {key} {said}", fix=did_you_mean(str(name), self.choices))
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,22 @@ class Free:
     of: type[Any]
     refused: Mapping[str, str] = field(default_factory=dict)
     help: str = ""
+
+
+def imported(path: str) -> Any:
+    """What `package.module:name` stands for; the working directory is searched last.
+
+    What a module draws while it is imported is the same in every process.
+    """
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with forked(0):
+            return attrgetter(name)(import_module(module))
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        what = f"{path} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(what, fix="write package.module:name of something importable") from error
 
 
 Schema: TypeAlias = Mapping[str, Value | Section | Named | Free]
