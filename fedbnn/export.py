@@ -2,6 +2,7 @@
 Loading runs nothing.
 
 backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
+backbone.<parameter>.constant                           a weight that was frozen
 buffers                                                 statistics of batch norm, in one vector
 prototypes.loc, prototypes.scale, prototypes.samples    a row (weights, bias) per class
 posteriors.mean, posteriors.count, ...                  the class posteriors, where there are any
@@ -18,13 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout, layout_of
+from fedbnn import own
+from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.errors import RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.networks import NETWORKS
 from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
 
@@ -79,10 +80,9 @@ class Prediction:
 class Model:
     """A trained model; `predict` gives class probabilities with their uncertainty."""
 
-    def __init__(self, card: Card, state: State) -> None:
+    def __init__(self, card: Card, state: State, backbone: nn.Module) -> None:
         self.card, self.state = card, state
-        self.backbone = build_backbone(card)
-        self.layout = layout_of(self.backbone)
+        self.backbone, self.layout = backbone, layout_of(backbone)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -102,18 +102,20 @@ class Model:
 
 
 def build_backbone(card: Card) -> nn.Module:
-    """The network of a card, untrained."""
-    options = {key: value for key, value in card.network.items() if key != "name"}
-    return NETWORKS[str(card.network["name"])](card.image_shape, **options)
+    """The network of a card, untrained; the file it once began with need not be there."""
+    options = {key: card.network[key] for key in card.network.keys() - {"name", "weights"}}
+    return own.builder(str(card.network["name"]))(image_shape=card.image_shape, **options)
 
 
-def save_model(run_dir: Path, card: Card, state: State, layout: Layout) -> None:
+def save_model(run_dir: Path, card: Card, state: State, backbone: nn.Module) -> None:
     """Write both files, each in one piece."""
+    layout = layout_of(backbone)
     sites = {f"backbone.{n}.loc": value for n, value in layout.views(state["backbone"]).items()}
     if state.bayesian:
         scales = layout.views(state["backbone.scale"])
         sites |= {f"backbone.{name}.scale": value for name, value in scales.items()}
     sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites |= {f"backbone.{name}.constant": value for name, value in constants(backbone).items()}
     sites["prototypes.loc"] = state["prototypes"]
     tensors = {name: tensor.contiguous() for name, tensor in sites.items()}
     write_atomic(run_dir / MODEL, save(tensors, metadata={"format": "fedbnn 1"}))
@@ -125,9 +127,12 @@ def load(run_dir: Path | str) -> Model:
     folder = Path(run_dir)
     try:
         card = Card.from_json(json.loads((folder / CARD).read_text()))
-        sites, layout = load_file(folder / MODEL), layout_of(build_backbone(card))
-        return Model(card, State(_flat(sites, layout, card), card.classes))
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        sites, backbone = load_file(folder / MODEL), build_backbone(card)
+        for name, value in constants(backbone).items():
+            value.copy_(sites[f"backbone.{name}.constant"])
+        flat = _flat(sites, layout_of(backbone), card)
+        return Model(card, State(flat, card.classes), backbone)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
 

@@ -1,15 +1,11 @@
 """What a configuration may hold, as values: a schema maps top-level keys to these."""
 
-import os
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from fedbnn.errors import ConfigError, did_you_mean
-from fedbnn.seeds import forked
+from fedbnn.own import imported
 
 Builder: TypeAlias = Callable[..., Any]
 MOST = 60
@@ -68,22 +64,6 @@ class Free:
     of: type[Any]
     refused: Mapping[str, str] = field(default_factory=dict)
     help: str = ""
-
-
-def imported(path: str) -> Any:
-    """What `package.module:name` stands for; the working directory is searched last.
-
-    What a module draws while it is imported is the same in every process.
-    """
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        with forked(0):
-            return attrgetter(name)(import_module(module))
-    except Exception as error:  # the border to the user's own code, which may raise anything
-        what = f"{path} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, fix="write package.module:name of something importable") from error
 
 
 Schema: TypeAlias = Mapping[str, Value | Section | Named | Free]

@@ -181,7 +181,7 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
     run_dir.write_json(directory / "diagnostics.json", diagnostics)
     if experiment.method.shares_prototypes:
         card = replace(experiment.card, classes=state.classes)
-        export.save_model(directory, card, state, experiment.layout)
+        export.save_model(directory, card, state, experiment.backbone)
     tracker.finish(found, page.write([directory], directory).figures)
 
 
