@@ -1,5 +1,5 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`.
-Loading runs nothing.
+Loading runs nothing but the constructor of the network.
 
 backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
 backbone.<parameter>.constant                           a weight that was frozen
@@ -25,12 +25,13 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
-from fedbnn.images import ImageSet, Preprocess
+from fedbnn.images import ImageSet, Preprocess, stacked
 from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
 
 MODEL, CARD = "model.safetensors", "config.json"
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 
 
@@ -51,8 +52,7 @@ class Card:
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
         """The card that `to_json` wrote."""
-        unknown = facts.keys() - {field.name for field in fields(cls)}
-        if unknown:
+        if unknown := facts.keys() - {field.name for field in fields(cls)}:
             raise ValueError(f"{CARD} has an unknown key {min(unknown)!r}")
         options = dict(facts["head"])
         head = HEADS[options.pop("name")](**options)
@@ -89,11 +89,17 @@ class Model:
         """The classes it has learnt."""
         return self.state.classes
 
-    def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
-        """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
+    def predict(self, images: Any, samples: int = 16, seed: int = 0) -> Prediction:
+        """Predict one image or many with `samples` draws of the weights.
+
+        An image is a picture of Pillow, or an array or tensor: uint8, or floats from 0 to 1, as
+        (height, width), (channels, height, width) or (height, width, channels). Whatever its size,
+        it is cropped and resized as in training.
+        """
         predictor = Predictor(self.backbone, self.layout, self.state, self.card.head, samples, seed)
-        labels = torch.zeros(len(images), dtype=torch.long)
-        shown = ImageSet(images, labels, predictor.classes, self.card.preprocess)
+        pixels = stacked(images, self.card.image_shape)
+        labels = torch.zeros(len(pixels), dtype=torch.long)
+        shown = ImageSet(pixels, labels, predictor.classes, self.card.preprocess)
         sampled = predictor.scores(shown).softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
@@ -110,13 +116,12 @@ def build_backbone(card: Card) -> nn.Module:
 def save_model(run_dir: Path, card: Card, state: State, backbone: nn.Module) -> None:
     """Write both files, each in one piece."""
     layout = layout_of(backbone)
-    sites = {f"backbone.{n}.loc": value for n, value in layout.views(state["backbone"]).items()}
-    if state.bayesian:
-        scales = layout.views(state["backbone.scale"])
-        sites |= {f"backbone.{name}.scale": value for name, value in scales.items()}
-    sites |= {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
     sites |= {f"backbone.{name}.constant": value for name, value in constants(backbone).items()}
     sites["prototypes.loc"] = state["prototypes"]
+    for kind, flat in KINDS.items():
+        views = layout.views(state[flat]) if flat in state else {}
+        sites |= {f"backbone.{name}.{kind}": value for name, value in views.items()}
     tensors = {name: tensor.contiguous() for name, tensor in sites.items()}
     write_atomic(run_dir / MODEL, save(tensors, metadata={"format": "fedbnn 1"}))
     write_atomic(run_dir / CARD, as_json({**card.to_json(), "classes": list(state.classes)}))
@@ -146,10 +151,8 @@ def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Ten
     flat["prototypes"] = sites["prototypes.loc"]
     if len(card.classes) != (rows := len(flat["prototypes"])):
         raise ValueError(f"{rows} prototypes for the {len(card.classes)} classes in {CARD}")
-    kinds = {"loc": "backbone"} | (
-        {"scale": "backbone.scale"} if "prototypes.scale" in flat else {}
-    )
-    for kind, name in kinds.items():
-        own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
-        flat[name] = layout.flatten(own)
+    for kind, name in KINDS.items():
+        if kind == "loc" or "prototypes.scale" in flat:
+            own = {slot.name: sites[f"backbone.{slot.name}.{kind}"] for slot in layout.slots}
+            flat[name] = layout.flatten(own)
     return flat

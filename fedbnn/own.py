@@ -51,8 +51,9 @@ def imported(path: str) -> Any:
 
 def network(found: Any) -> Network:
     """What builds a network out of what an import path leads to; its arguments are settings."""
-    if not isinstance(found, nn.Module) and not callable(found):
-        raise ConfigError(f"{found!r} is no network", "network", "name a class, function or module")
+    if not _is_network(found):
+        fix = "name a torch module, its class, or a function annotated to return one"
+        raise ConfigError(f"{found!r} is no network", "network", fix)
 
     def build(
         image_shape: Shape,
@@ -80,6 +81,15 @@ def network(found: Any) -> Network:
 
     _sign(build, [one for one in _arguments(found).values() if _is_setting(one)])
     return build
+
+
+def _is_network(found: Any) -> bool:
+    """Whether it is known to build a network before it is called: a model's file may name it."""
+    if isinstance(found, nn.Module):
+        return True
+    made = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
+    made = import_module(found.__module__).__dict__.get(made) if isinstance(made, str) else made
+    return isinstance(made, type) and issubclass(made, nn.Module)
 
 
 def _arguments(found: Any) -> dict[str, Parameter]:

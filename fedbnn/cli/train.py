@@ -16,13 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import Exit, FedBNNError
 from fedbnn.federation import experiment
+from fedbnn.federation.experiment import Experiment
 from fedbnn.report import figures, page, tables
 from fedbnn.storage import run_dir as directories
 from fedbnn.storage.ledger import rounds
@@ -82,9 +85,8 @@ def _train(wanted: Sequence[Parsed]) -> int:
     for parsed, directory in zip(wanted, directories, strict=True):
         composed = compose(parsed, directory, bool(parsed.flags.resume))
         try:
-            with owned() as signals, traceback_to(directory / "log.txt"):
-                found.append(experiment.run(composed))
-                signals.check()
+            with traceback_to(directory / "log.txt"):
+                found.append(play(composed))
         except Stopped as stopped:
             sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
             return int(stopped.code)
@@ -92,6 +94,14 @@ def _train(wanted: Sequence[Parsed]) -> int:
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
         console.show([tables.averages(found)], f"side by side  {written.page}")
     return 0
+
+
+def play(composed: Experiment) -> dict[str, Any]:
+    """Run what was composed; SIGINT and SIGTERM end it as `Stopped`."""
+    with owned() as signals:
+        found = experiment.run(composed)
+        signals.check()
+    return found
 
 
 def run_directory(parsed: Parsed) -> Path:
@@ -157,9 +167,12 @@ class Signals:
 
 @contextmanager
 def owned() -> Iterator[Signals]:
-    """Handle SIGINT and SIGTERM in here, and leave the handlers as they were found."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.handle) for number in CODES}
+    """Handle SIGINT and SIGTERM in here, and leave the handlers as they were found.
+
+    Only the main thread may; in any other nothing is touched.
+    """
+    signals, main = Signals(), current_thread() is main_thread()
+    before = {number: signal.signal(number, signals.handle) for number in CODES if main}
     try:
         yield signals
     finally:

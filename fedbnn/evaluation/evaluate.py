@@ -89,10 +89,9 @@ def _predict_chunk(model: Predictor, images: ImageSet, task: Task) -> tuple[Tens
     own = [column for column, name in enumerate(model.classes) if name in task.classes]
     scores = model.scores(images).float().cpu()
     aware, sampled = scores[..., own].softmax(-1).mean(0), scores.softmax(-1)
-    mean, labels = sampled.mean(0), _as_columns(images, model.classes)
-    task_labels = _as_columns(images, [model.classes[column] for column in own])
-    uncertainty = metrics.entropy(mean), metrics.mutual_information(sampled)
-    return aware, task_labels, mean, labels, *uncertainty
+    labels = _as_columns(images, [model.classes[column] for column in own])
+    mean, doubt = sampled.mean(0), metrics.mutual_information(sampled)
+    return aware, labels, mean, _as_columns(images, model.classes), metrics.entropy(mean), doubt
 
 
 def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:
@@ -199,8 +198,7 @@ def evaluate_clients(
 ) -> dict[str, Any]:
     """Each client's model on the classes it knows: the mean of every number they have."""
     found = [evaluate_round(one, stream, round, settings, known_only=True) for one in models]
-    mean: dict[str, Any] = _mean(found)
-    return mean
+    return dict(_mean(found))
 
 
 def with_prototypes(state: State, own: State) -> State:

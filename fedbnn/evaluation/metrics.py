@@ -1,4 +1,4 @@
-"""Numbers about predictions: pure functions of probabilities and labels, and of an accuracy matrix.
+"""Numbers about predictions and posteriors: pure functions of probabilities, labels and scales.
 
 A label of -1 says that the image's class has no row in the classifier: such an image can never be
 right. Accuracies are percentages, calibration errors are fractions.
@@ -15,7 +15,6 @@ from torchmetrics.functional import classification
 
 from fedbnn.state import State
 
-Row = Sequence[float | None]
 BINS, HISTOGRAM_BINS, MOST_SCALES = 15, 30, 1_000_000
 SMALLEST = torch.finfo(torch.float32).eps
 """Probabilities are raised to this before the logarithm: a mistake costs at most 15.9."""
@@ -50,10 +49,8 @@ def quality(probabilities: Tensor, labels: Tensor) -> Quality:
 def accuracy(probabilities: Tensor, labels: Tensor) -> float:
     """100/n sum_i [argmax_c p_ic = y_i]; torchmetrics counts, its ratio has single precision."""
     classes = probabilities.shape[1]
-    right = classification.multiclass_stat_scores(probabilities, labels, classes, average="micro")[
-        0
-    ]
-    return 100 * (int(right) / len(labels))
+    counts = classification.multiclass_stat_scores(probabilities, labels, classes, average="micro")
+    return 100 * (int(counts[0]) / len(labels))
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
@@ -70,10 +67,8 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 
 def ece(probabilities: Tensor, labels: Tensor) -> float:
     """sum_b n_b/n |accuracy_b - confidence_b| over equal bins of the highest probability."""
-    classes = probabilities.shape[1]
-    return float(
-        classification.multiclass_calibration_error(probabilities, labels, classes, BINS, norm="l1")
-    )
+    shape = probabilities.shape[1], BINS
+    return float(classification.multiclass_calibration_error(probabilities, labels, *shape))
 
 
 def chance(labels: Tensor, columns: int) -> float:
@@ -138,34 +133,3 @@ def scale_quantiles(state: State) -> dict[str, dict[str, list[float]]] | None:
     some = {site: one[:: -(-len(one) // MOST_SCALES)] for site, one in scales.items() if len(one)}
     return {"scale": {site: torch.quantile(part, marks).tolist() for site, part in some.items()}}
 
-
-def diagonal(matrix: Sequence[Row]) -> list[float | None]:
-    """@TS: the accuracy a_ii of each task at its own end (row i is the evaluation at that end)."""
-    return [row[task] for task, row in enumerate(matrix)]
-
-
-def average(values: Row) -> float | None:
-    """Mean of the values that are there."""
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
-
-
-def forgetting(matrix: Sequence[Row], final: Row) -> float | None:
-    """1/(T-1) sum_{j<T} max_{i<T} a_ij - a_j^final: the fall from the best evaluation."""
-    return average(forgetting_by_task(matrix, final)[:-1])
-
-
-def forgetting_by_task(matrix: Sequence[Row], final: Row) -> list[float | None]:
-    """max_{i<T} a_ij - a_j^final for each task j."""
-    earlier = [[row[task] for row in matrix[:-1]] for task in range(len(final))]
-    best = [max((value for value in row if value is not None), default=None) for row in earlier]
-    return list(map(_difference, best, final))
-
-
-def backward_transfer(matrix: Sequence[Row], final: Row) -> float | None:
-    """1/(T-1) sum_{j<T} a_j^final - a_jj: what later tasks did to earlier ones."""
-    return average(list(map(_difference, final, diagonal(matrix)))[:-1])
-
-
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedbnn.evaluation import metrics
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 
 Line = Mapping[str, Any]
-Values = list[float | None]
+Row = Sequence[float | None]
 CALIBRATION = ("nll", "brier", "ece")
 
 
@@ -60,9 +59,8 @@ def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
     """Everything that evaluation found: both regimes, Focus-on-Now, calibration, novelty."""
     regimes = {name: _regime(lines, facts, name) for name in REGIMES}
     now = {line["round"]: line.get("fon") or {} for line in lines}
-    rounds = range(1, facts.rounds + 1)
-    found = _by_round(lines, "novelty")
-    novelty = {name: metrics.average([one[name] for one in found]) for name in UNCERTAINTIES}
+    rounds, found = range(1, facts.rounds + 1), _by_round(lines, "novelty")
+    novelty = {name: average([one[name] for one in found]) for name in UNCERTAINTIES}
     return {
         **regimes,
         "fon": {name: [now.get(one, {}).get(name) for one in rounds] for name in REGIMES},
@@ -74,31 +72,51 @@ def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
 def _regime(lines: Sequence[Line], facts: Facts, regime: str) -> dict[str, Any]:
     """Accuracy matrix and what follows from it, and calibration at the end, in one regime."""
     matrix, moments = _moments(lines, facts, regime, "accuracy")
-    fin = moments["fin"]
-    errors = {name: _moments(lines, facts, regime, name)[1]["avg_fin"] for name in CALIBRATION}
+    lost = forgetting_by_task(matrix, moments["fin"])
     return {
         **moments,
-        "forgetting": metrics.forgetting(matrix, fin),
-        "forgetting_by_task": metrics.forgetting_by_task(matrix, fin),
-        "backward_transfer": metrics.backward_transfer(matrix, fin),
+        "forgetting": average(lost[:-1]),
+        "forgetting_by_task": lost,
+        "backward_transfer": backward_transfer(matrix, moments["fin"]),
         "matrix": matrix,
-        **errors,
+        **{name: _moments(lines, facts, regime, name)[1]["avg_fin"] for name in CALIBRATION},
     }
 
 
 def _moments(
     lines: Sequence[Line], facts: Facts, part: str, name: str
-) -> tuple[list[Values], dict[str, Any]]:
-    """One number of every task at every task's end; and from it @TS, @Fin and their averages."""
+) -> tuple[Sequence[Row], dict[str, Any]]:
+    """One number of every task at every task's end; @TS is a task's at its own end."""
     nothing = [None] * len(facts.task_names)
     tasks = {line["round"]: line["tasks"] for line in lines}
     *matrix, fin = (
         [task and task[part][name] for task in tasks.get(round, nothing)]
         for round in (*facts.task_ends, facts.rounds)
     )
-    own = metrics.diagonal(matrix)
-    averages = {"avg_ts": metrics.average(own), "avg_fin": metrics.average(fin)}
-    return matrix, {"ts": own, "fin": fin, **averages}
+    own = [row[task] for task, row in enumerate(matrix)]
+    return matrix, {"ts": own, "fin": fin, "avg_ts": average(own), "avg_fin": average(fin)}
+
+
+def average(values: Row) -> float | None:
+    """Mean of the values that are there."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
+
+
+def forgetting_by_task(matrix: Sequence[Row], final: Row) -> list[float | None]:
+    """max_{i<T} a_ij - a_j^final for each task j; row i of the matrix is the end of task i."""
+    earlier = [[row[task] for row in matrix[:-1]] for task in range(len(final))]
+    best = [max((value for value in row if value is not None), default=None) for row in earlier]
+    return list(map(_difference, best, final))
+
+
+def backward_transfer(matrix: Sequence[Row], final: Row) -> float | None:
+    """1/(T-1) sum_{j<T} a_j^final - a_jj: what later tasks did to earlier ones."""
+    return average([_difference(final[j], row[j]) for j, row in enumerate(matrix[:-1])])
+
+
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, Any]:

@@ -29,8 +29,7 @@ from fedbnn.storage import run_dir
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
 from fedbnn.stream import Stream
-from fedbnn.tracking import Watcher
-from fedbnn.tracking.console import Console, logging_to
+from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 
 Json = Mapping[str, Any]

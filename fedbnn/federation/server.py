@@ -22,7 +22,7 @@ from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected, Spool
 from fedbnn.storage.ledger import Ledger
 from fedbnn.stream import Stream
-from fedbnn.tracking import Watcher
+from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]

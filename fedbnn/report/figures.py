@@ -1,8 +1,9 @@
 """The figures of runs, from results.json and, under `diagnostics`, diagnostics.json alone.
 
 One run shows its inside (uncertainty, posterior, communication), several show what tells them apart
-(averages, novelty, cost); a figure without numbers is left out. Curves are means over the seeds,
-with bands of one standard deviation.
+(averages, novelty, cost); a figure without numbers is left out. A method has one colour and one
+mark everywhere, a regime one kind of line. Curves are means over the seeds, bands and whiskers one
+standard deviation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +12,19 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
-from fedbnn.report.tables import MOMENTS, SPOKEN, Cell, Runs, Varied, by_method, over_seeds, spread
+from fedbnn.report.tables import SPOKEN, Cell, Runs, Varied, by_method, over_seeds
 
 Names = Sequence[str]
 Shares = Sequence[Sequence[float]]
 Curves = Sequence[Sequence[float | None]]
-Series = Mapping[str, Sequence[Cell]]
+Lines = Mapping[str, Sequence[Cell]]
+ACROSS = 5
+"""Accuracy matrices of several methods stand so many in a row."""
 
 
 def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
@@ -35,40 +39,34 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
         return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
-def _each(grouped: Mapping[str, Runs], *path: str) -> list[Cell]:
-    """Mean and spread of one number of each method."""
-    return [over_seeds(mine, *path) for mine in grouped.values()]
-
-
-def _heights(cells: Sequence[Cell]) -> Any:
-    """Means and spreads, NaN where there are none."""
-    pairs = [(cell.value, cell.spread) for cell in cells]
-    return np.array(pairs, dtype=float).reshape(-1, 2).T
-
-
 def focus_on_now(runs: Runs) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
     figure = Figure(figsize=(6.4, 6.4))
     *panels, strip = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": (4, 4, 1)})
     for axes, regime in zip(panels, REGIMES, strict=True):
-        for place, (method, mine) in enumerate(by_method(runs).items()):
-            _draw_band(axes, [run["fon"][regime] for run in mine], method, place)
+        curves = {
+            method: [run["fon"][regime] for run in mine] for method, mine in by_method(runs).items()
+        }
+        _draw_curves(axes, curves, style.REGIME_LINES[regime])
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
     return style.legend_below(figure)
 
 
-def _draw_band(axes: Axes, curves: Curves, label: str, place: int) -> None:
-    """Mean and deviation of several curves, at the rounds that all of them have."""
-    table, look = np.array(curves, dtype=float), style.line_style(place)
-    known = np.isfinite(table).all(axis=0)
-    rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
-    axes.plot(rounds, mean, label=label, markersize=2.5, **look)
-    if len(curves) > 1:
-        wide = table[:, known].std(axis=0, ddof=1)
-        band = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
-        axes.fill_between(rounds, mean - wide, mean + wide, **band)
+def _draw_curves(axes: Axes, curves: Mapping[str, Curves], line: str = "-") -> None:
+    """Each method's mean over its seeds, and its band, at the rounds that all of them have."""
+    for place, (method, look) in enumerate(style.looks(curves).items()):
+        table = np.array(curves[method], dtype=float)
+        known = np.isfinite(table).all(axis=0)
+        rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
+        apart = max(1, len(rounds) // 12)
+        marks: Any = {"markersize": 4, "markevery": (place * apart // len(curves), apart)}
+        axes.plot(rounds, mean, label=method, linestyle=line, **marks, **look)
+        if len(table) > 1:
+            wide = table[:, known].std(axis=0, ddof=1)
+            band: Any = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(rounds, mean - wide, mean + wide, **band)
 
 
 def schedule(shares: Shares, names: Names, title: str = "") -> Figure:
@@ -101,70 +99,52 @@ def draw_schedule(axes: Axes, shares: Shares, names: Names, letters: int) -> Non
     axes.grid(visible=False)
 
 
-def _bars(axes: Axes, names: Names, series: Series, *looks: Any) -> None:
-    """Two bars at every name, with their spreads over the seeds."""
-    whiskers: Any = {"fmt": "none", "ecolor": style.FAINT, "elinewidth": 1.2, "capsize": 2}
-    for place, (label, cells) in enumerate(series.items()):
-        where, (heights, wide) = np.arange(len(cells)) + 0.38 * place - 0.19, _heights(cells)
-        axes.bar(where, heights, width=0.36, label=label, **looks[place])
-        axes.errorbar(where, heights, wide, **whiskers)
-    axes.set_xticks(range(len(names)), list(map(style.short, names)), rotation=35, ha="right")
+def _heights(cells: Sequence[Cell]) -> Any:
+    """Means and spreads, NaN where there are none."""
+    return np.array([(cell.value, cell.spread) for cell in cells], dtype=float).reshape(-1, 2).T
 
 
-def _bar_chart(names: Names, series: Series, level: float, *fills: str, **said: Any) -> Figure:
-    """A figure of nothing but bars, and a line at the level to hold them against."""
-    figure = Figure(figsize=(5.4, 3.0))
-    axes = figure.subplots()
-    _bars(axes, names, series, *({"color": fill} for fill in fills))
-    axes.axhline(level, **style.DOTTED)
-    axes.set(**said)
-    return style.legend_below(figure)
+def _dots(panels: Mapping[str, Lines], marks: Names, levels: Sequence[float]) -> Figure:
+    """Panels with a line for each name: two numbers, as a full and a hollow mark, with spreads.
 
-
-def averages(runs: Runs) -> Figure:
-    """Average accuracy at task ends (pale) and at the end (full), with the chance level."""
-    grouped, figure = by_method(runs), Figure(figsize=(5.4, 3.4))
-    for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        paths = {said: (regime, f"avg_{moment}") for moment, said in MOMENTS.items()}
-        series = {said: _each(grouped, *path) for said, path in paths.items()}
-        pale, full = ({"color": style.REGIME_COLOURS[regime], "alpha": part} for part in (0.55, 1))
-        _bars(axes, list(grouped), series, pale, full)
-        [[chance], _] = _heights([over_seeds(runs, "chance", regime, "avg_fin")])
-        axes.axhline(chance, label="chance @Fin", **style.DOTTED)
-        style.percent_axis(axes, SPOKEN[regime])
-    figure.axes[1].set_ylabel("")
-    return style.legend_below(figure)
-
-
-def accuracy_matrix(runs: Runs) -> Figure:
-    """Accuracy of every task at the end of every task: methods down, regimes across."""
-    grouped, names = by_method(runs), runs[0]["task_names"]
-    figure = Figure(figsize=(5.4, (1.3 + 0.36 * len(names)) * len(grouped)))
-    lines = figure.subplots(len(grouped), 2, sharey=True, squeeze=False)
-    for line, (method, mine) in zip(lines, grouped.items(), strict=True):
-        for axes, regime in zip(line, REGIMES, strict=True):
-            tables = np.array([run[regime]["matrix"] for run in mine], dtype=float)
-            _draw_matrix(axes, tables.mean(axis=0), names, f"{method}, {SPOKEN[regime]}")
-        line[0].set_ylabel("after task")
-    for axes in lines[-1]:
-        axes.set_xlabel("tested task")
+    The dotted line in each panel is the level to hold them against.
+    """
+    names = list(next(iter(panels.values())))
+    figure, looks = Figure(figsize=(5.4, 1.5 + 0.27 * len(names))), style.looks(names)
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, lines), level in zip(drawn, panels.items(), levels, strict=True):
+        axes.axvline(level, **style.DOTTED)
+        for place, (name, cells) in enumerate(lines.items()):
+            _draw_line(axes, place, cells, looks[name])
+        axes.set(title=title, ylim=(len(names) - 0.4, -0.6))
+        axes.set_yticks(range(len(names)), list(map(style.short, names)))
+        axes.grid(visible=False, axis="y")
+    ink: Any = {"color": style.INK, "marker": "o", "linestyle": "none"}
+    faces = zip(marks, (style.INK, "none"), strict=True)
+    shown = [Line2D([], [], label=said, markerfacecolor=face, **ink) for said, face in faces]
+    figure.legend(handles=shown, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
-def _draw_matrix(axes: Axes, values: Any, names: Names, title: str) -> None:
-    """A heat map with its numbers written in; what was not evaluated stays empty."""
-    axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    text: Any = {"ha": "center", "va": "center", "fontsize": 9 if len(names) <= 6 else 6}
-    for (row, column), value in np.ndenumerate(values):
-        if np.isfinite(value) and len(names) <= 12:
-            ink = "white" if value < 55 else "black"
-            axes.text(column, row, f"{value:.0f}", color=ink, **text)
-    ticks, names = range(len(names)), list(map(style.short, names))
-    wide = max(map(len, names)) > 4
-    axes.set_xticks(ticks, names, rotation=35 if wide else 0, ha="right" if wide else "center")
-    axes.set_yticks(ticks, names)
-    axes.set_title(title)
-    axes.grid(visible=False)
+def _draw_line(axes: Axes, place: int, cells: Sequence[Cell], look: Mapping[str, Any]) -> None:
+    """Two numbers of one name, joined; what is missing is not drawn."""
+    values, wide = _heights(cells)
+    axes.plot(values, [place] * 2, color=look["color"], linewidth=1, alpha=0.6)
+    for value, spread, face in zip(values, wide, (look["color"], "none"), strict=True):
+        marks: Any = {"markersize": 6, "markerfacecolor": face, "elinewidth": 1, "capsize": 2}
+        axes.errorbar(value, place, xerr=spread, linestyle="none", **marks, **look)
+
+
+def averages(runs: Runs) -> Figure:
+    """Average accuracy at the end (full) and at task ends (hollow), with the chance level."""
+    panels: dict[str, Lines] = {}
+    for regime, spoken in SPOKEN.items():
+        panels[f"{spoken}, in %"] = {
+            method: [over_seeds(mine, regime, name) for name in ("avg_fin", "avg_ts")]
+            for method, mine in by_method(runs).items()
+        }
+    chance = [over_seeds(runs, "chance", regime, "avg_fin") for regime in REGIMES]
+    return _dots(panels, ("@Fin", "@TS"), _heights(chance)[0])
 
 
 def forgetting(runs: Runs) -> Figure | None:
@@ -172,14 +152,66 @@ def forgetting(runs: Runs) -> Figure | None:
     grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
     if not tasks:
         return None
-    alone, series = len(grouped) == 1, {}
-    for regime, spoken in SPOKEN.items():
-        drops = zip(*(run[regime]["forgetting_by_task"][:-1] for run in runs), strict=True)
-        each = _each(grouped, regime, "forgetting")
-        series[spoken] = list(map(spread, drops)) if alone else each
-    names, fills = tasks if alone else list(grouped), style.REGIME_COLOURS.values()
-    said = {"title": "Forgetting (lower is better)", "ylabel": "points lost"}
-    return _bar_chart(names, series, 0.0, *fills, **said)
+    lines: Lines = {
+        method: [over_seeds(mine, regime, "forgetting") for regime in REGIMES]
+        for method, mine in grouped.items()
+    }
+    if len(grouped) == 1:
+        lines = {
+            name: [over_seeds(runs, regime, "forgetting_by_task", task) for regime in REGIMES]
+            for task, name in enumerate(tasks)
+        }
+    return _dots({"Forgetting in points (less is better)": lines}, list(SPOKEN.values()), [0.0])
+
+
+def novelty(runs: Runs) -> Figure | None:
+    """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
+    lines: Lines = {
+        method: [over_seeds(mine, "novelty", name) for name in UNCERTAINTIES]
+        for method, mine in by_method([run for run in runs if run["novelty"]]).items()
+    }
+    spoken = [name.replace("_", " ") for name in UNCERTAINTIES]
+    return _dots({"Seen against unseen classes, AUROC": lines}, spoken, [0.5]) if lines else None
+
+
+def accuracy_matrix(runs: Runs) -> Figure:
+    """Accuracy of every task at the end of every task: a map a method, the regimes apart."""
+    grouped, names = by_method(runs), runs[0]["task_names"]
+    alone, across = len(grouped) == 1, min(len(grouped), ACROSS)
+    down, small = -(-len(grouped) // across), len(names) > 6 or across > 2
+    tall = 0.9 + (0.24 if small else 0.36) * len(names)
+    figure = Figure(figsize=(5.4, tall) if alone else (max(5.4, 1.9 * across), 2 * tall * down))
+    parts: Any = figure.subfigures(1, 2) if alone else figure.subfigures(2, 1)
+    for part, regime in zip(parts, REGIMES, strict=True):
+        part.suptitle(SPOKEN[regime], x=0.01, ha="left", fontsize=10, fontweight="bold")
+        part.supxlabel("tested task", fontsize=8)
+        part.supylabel("after task", fontsize=8)
+        panels = part.subplots(down, across, squeeze=False).flatten()
+        for axes, (method, mine) in zip(panels, grouped.items(), strict=False):
+            tables = np.array([run[regime]["matrix"] for run in mine], dtype=float)
+            axes.set_title("" if alone else method, fontsize=8)
+            _draw_matrix(axes, tables.mean(axis=0), names, small)
+        for axes in panels[len(grouped) :]:
+            axes.set_axis_off()
+    return figure
+
+
+def _draw_matrix(axes: Axes, values: Any, names: Names, small: bool) -> None:
+    """A heat map with its numbers written in; what was not evaluated stays empty."""
+    axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+    text: Any = {"ha": "center", "va": "center", "fontsize": 6 if small else 9}
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value) and len(names) <= 12:
+            ink = "white" if value < 55 else "black"
+            axes.text(column, row, f"{value:.0f}", color=ink, **text)
+    ticks, said = range(len(names)), list(map(style.short, names))
+    if small:
+        said = [str(place + 1) for place in ticks]
+    wide = max(map(len, said)) > 4
+    axes.set_xticks(ticks, said, rotation=35 if wide else 0, ha="right" if wide else "center")
+    axes.set_yticks(ticks, said)
+    axes.tick_params(labelsize=6 if small else 9, length=2)
+    axes.grid(visible=False)
 
 
 def reliability(runs: Runs) -> Figure | None:
@@ -190,9 +222,10 @@ def reliability(runs: Runs) -> Figure | None:
     figure = Figure(figsize=(5.4, 3.6))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         axes.plot([0, 1], [0, 1], **style.DOTTED)
-        for place, (method, mine) in enumerate(found.items()):
-            bins = [run["diagnostics"]["reliability"][regime] for run in mine]
-            _draw_reliability(axes, bins, len(found) == 1, label=method, **style.line_style(place))
+        for method, look in style.looks(found).items():
+            bins = [run["diagnostics"]["reliability"][regime] for run in found[method]]
+            line = {"label": method, "linestyle": style.REGIME_LINES[regime], **look}
+            _draw_reliability(axes, bins, len(found) == 1, **line)
         axes.set(title=SPOKEN[regime], xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     figure.axes[0].set_ylabel("fraction right")
     return style.legend_below(figure)
@@ -254,13 +287,9 @@ def communication(runs: Runs) -> Figure:
     """Bytes one run has sent so far, and where its seconds went."""
     figure = Figure(figsize=(5.4, 2.8))
     sent, clock = figure.subplots(1, 2)
-    up, down = (
-        ("up", "clients to server", style.BLUE),
-        ("down", "server to clients", style.VERMILION),
-    )
-    for way, said, line in (up, down):
+    for way, line in (("up", style.BLUE), ("down", style.VERMILION)):
         total = np.cumsum(runs[0]["bytes_by_round"][way]) / 1e6
-        sent.plot(np.arange(len(total)) + 1, total, color=line, label=said)
+        sent.plot(np.arange(len(total)) + 1, total, color=line, label=way)
     sent.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
     sent.legend()
     within = ("round", "inner", "fold")
@@ -270,22 +299,14 @@ def communication(runs: Runs) -> Figure:
     return figure
 
 
-def novelty(runs: Runs) -> Figure | None:
-    """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
-    grouped = by_method([run for run in runs if run["novelty"]])
-    series = {name.replace("_", " "): _each(grouped, "novelty", name) for name in UNCERTAINTIES}
-    said = {"title": "Seen against unseen classes", "ylabel": "AUROC", "ylim": (0, 1)}
-    fills = style.GREEN, style.PURPLE
-    return _bar_chart(list(grouped), series, 0.5, *fills, **said) if grouped else None
-
-
 def cost(runs: Runs) -> Figure:
     """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
     figure = Figure(figsize=(5.4, 3.4))
     sent, clock = figure.subplots(1, 2, sharey=True)
-    for place, (method, mine) in enumerate(by_method(runs).items()):
+    grouped = by_method(runs)
+    for method, look in style.looks(grouped).items():
+        mine, look["linestyle"] = grouped[method], "none"
         height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
-        look = style.line_style(place) | {"linestyle": "none"}
         bytes_sent = [(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine]
         sent.plot(bytes_sent, height, label=method, alpha=0.8, **look)
         clock.plot([run["seconds"] for run in mine], height, alpha=0.8, **look)
@@ -303,10 +324,10 @@ def swept(runs: Runs, sweep: Varied) -> Figure | None:
         return None
     figure = Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        for place, method in enumerate(by_method(runs)):
-            mine = {one: by_method(points[one]).get(method, []) for one in values}
-            heights, wide = _heights(_each(mine, regime, "avg_fin"))
-            look = {"capsize": 3, "label": method, **style.line_style(place)}
-            axes.errorbar(list(map(float, values)), heights, wide, **look)
+        for method, look in style.looks(by_method(runs)).items():
+            mine = [by_method(points[one]).get(method, []) for one in values]
+            heights, wide = _heights([over_seeds(some, regime, "avg_fin") for some in mine])
+            line: Any = {"capsize": 3, "linestyle": style.REGIME_LINES[regime], **look}
+            axes.errorbar(list(map(float, values)), heights, wide, label=method, **line)
         style.percent_axis(axes, f"{SPOKEN[regime]} @Fin", sweep.key)
     return style.legend_below(figure)

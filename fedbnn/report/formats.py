@@ -46,25 +46,15 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table; needs `\\usepackage{booktabs}`."""
-    lines = [
-        [_latex(row.name), *(_latex(c.text(), c.best) for c in row.cells)] for row in table.rows
-    ]
     caption = _latex(". ".join([table.title, *table.notes]))
+    cells = [[_latex(cell.text(), cell.best) for cell in row.cells] for row in table.rows]
+    lines = [[_latex(row.name), *own] for row, own in zip(table.rows, cells, strict=True)]
+    every = [list(map(_latex, table.heads)), *lines]
+    head, *body = (" & ".join(line) + " \\\\\n" for line in every)
     columns = "l" + "r" * (len(table.heads) - 1)
-    written = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{caption}.}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        " & ".join(map(_latex, table.heads)) + r" \\",
-        r"\midrule",
-        *(" & ".join(line) + r" \\" for line in lines),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(written) + "\n"
+    ruled = f"\\toprule\n{head}\\midrule\n{''.join(body)}\\bottomrule\n"
+    tabular = f"\\begin{{tabular}}{{{columns}}}\n{ruled}\\end{{tabular}}"
+    return f"\\begin{{table}}\n\\centering\n\\caption{{{caption}.}}\n{tabular}\n\\end{{table}}\n"
 
 
 def _latex(text: str, best: bool = False) -> str:

@@ -1,14 +1,15 @@
 """How all figures look: one palette that colour-blind readers can tell apart, thin grids, no state.
 
-Figures are saved as PNG; in a page they stand as SVG whose ink follows the page's own text colour,
-in light and dark.
+Figures are saved as PNG and PDF; in a page they stand as SVG whose ink follows the page's own text
+colour, in light and dark.
 """
 
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,24 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-BLUE, VERMILION, GREEN, PURPLE = PALETTE[:4]
-MARKERS = "osD^vPX"
-LINES = ("-", "--", "-.", ":")
-REGIME_COLOURS = {"task_aware": BLUE, "class_agnostic": VERMILION}
+LOOKS = {
+    "fedbnn": ("#0072B2", "o"),
+    "fedavg": ("#D55E00", "s"),
+    "fedprox": ("#E69F00", "D"),
+    "exact": ("#009E73", "P"),
+    "scaffold": ("#CC79A7", "^"),
+    "lwf": ("#56B4E9", "X"),
+    "fedbnn_authors": ("#8C6BF0", "h"),
+    "ewc": ("#B5446E", "v"),
+    "fcil": ("#7F7F7F", "<"),
+    "mas": ("#99A233", ">"),
+    "fedbnn_paper": ("#3FC1B8", "p"),
+    "joint": ("#A0642D", "*"),
+    "local": ("#F0A3B4", "d"),
+}
+"""The colour and the mark of each method, the same in all figures; others take what is free."""
+BLUE, VERMILION, _, GREEN, PURPLE = [colour for colour, _ in LOOKS.values()][:5]
+REGIME_LINES = {"task_aware": "-", "class_agnostic": "--"}
 INK, FAINT = "#1b1f23", "#8b949e"
 DOTTED: dict[str, Any] = {"color": FAINT, "linestyle": ":", "linewidth": 1.2}
 SHEET = Path(__file__).with_name("house.mplstyle")
@@ -41,16 +55,16 @@ def short(name: str, most: int = 18) -> str:
 
 
 def colours(count: int) -> list[str]:
-    """A colour for each of so many things; beyond the palette a scale from dark to light."""
-    if count <= len(PALETTE):
-        return list(PALETTE[:count])
-    return [to_hex(mpl.colormaps["cividis"](place / (count - 1))) for place in range(count)]
+    """A colour for each of so many tasks, from dark to light: bright ones are for methods."""
+    return [to_hex(mpl.colormaps["cividis"](place / max(count - 1, 1))) for place in range(count)]
 
 
-def line_style(place: int) -> dict[str, Any]:
-    """Colour, marks and dashes of the n-th line: beyond the palette, lines still differ."""
-    turn, number = divmod(place, len(PALETTE))
-    return {"color": PALETTE[number], "marker": MARKERS[number], "linestyle": LINES[turn % 4]}
+def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and mark of each method; names that have none of their own take those left over."""
+    named = list(names)
+    free = cycle([look for name, look in LOOKS.items() if name not in named] or LOOKS.values())
+    chosen = {name: LOOKS.get(name) or next(free) for name in named}
+    return {name: {"color": one, "marker": mark} for name, (one, mark) in chosen.items()}
 
 
 def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
@@ -78,13 +92,14 @@ def settled(figure: Figure) -> Figure:
 
 
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
-    """Write each figure as `directory/name.png`; the paths in the same order."""
+    """Write each figure as `directory/name.png` and .pdf; the pictures in the same order."""
     directory.mkdir(parents=True, exist_ok=True)
-    paths = [directory / f"{name}.png" for name in figures]
+    paths = {directory / f"{name}.png": figure for name, figure in figures.items()}
     with house():
-        for path, figure in zip(paths, figures.values(), strict=True):
+        for path, figure in paths.items():
             figure.savefig(path, dpi=150, facecolor="white")
-    return paths
+            figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return list(paths)
 
 
 def inline_svg(figure: Figure, name: str) -> str:

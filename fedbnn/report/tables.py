@@ -138,11 +138,11 @@ def every(results: Runs, reference: str = REFERENCE, sweep: Varied | None = None
     if len(results) == 1:
         return [of_run(results[0])]
     runs = sweep.named(results) if sweep else results
-    first, *others = [*main(runs, reference), *_further(_both_heads(runs))]
+    made = [*main(runs, reference), *_further(_both_heads(runs))]
     if sweep and reference not in by_method(runs):
         points = {f" at {value}": some for value, some in sweep.points(results).items()}
-        others = [*differences(points, reference, f" at each value of {sweep.key}"), *others]
-    return [first, *others]
+        made[1:1] = differences(points, reference, f" at each value of {sweep.key}")
+    return made
 
 
 def main(results: Runs, reference: str = REFERENCE) -> list[Table]:

@@ -10,8 +10,6 @@ from fedbnn.report.tables import Results, Runs, Varied
 
 END = ("class_agnostic", "avg_fin")
 MEASURE = "What follows is accuracy at the end, when the task is not told."
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Two-sided 95 % quantiles of Student's t, from one degree of freedom on."""
 
 
 def summary(runs: Runs, reference: str, sweep: Varied | None = None) -> str:
@@ -99,13 +97,14 @@ def _against(reference: str, other: str, differences: Sequence[float]) -> str:
 def clear(differences: Sequence[float]) -> bool:
     """Whether 0 lies outside the 95 % interval of Student: |mean| > t(n - 1) s / sqrt(n).
 
-    One pair is never clear. Beyond the table its last quantile is used, which is a little strict.
+    One pair is never clear.
     """
-    pairs = len(differences)
-    if pairs < 2:
+    if (pairs := len(differences)) < 2:
         return False
-    quantile = STUDENT[min(pairs - 1, len(STUDENT)) - 1]
-    return abs(mean(differences)) > quantile * stdev(differences) / sqrt(pairs)
+    from scipy.special import stdtrit
+
+    edge = float(stdtrit(pairs - 1, 0.975)) * stdev(differences) / sqrt(pairs)
+    return abs(mean(differences)) > edge
 
 
 def of_sweep(key: str, points: Mapping[str, Runs]) -> str:

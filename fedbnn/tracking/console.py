@@ -18,13 +18,26 @@ from rich.text import Text
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import formats, tables, words
-from fedbnn.tracking import Watcher
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
 CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+LOG = logging.getLogger("fedbnn")
+
+
+class Watcher:
+    """Somebody who wants to know how the rounds go; what is not overridden is not of interest."""
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        """A round begins with these clients."""
+
+    def client_done(self, client: int) -> None:
+        """One client of the round has answered, or has failed."""
+
+    def round_done(self, record: Record) -> None:
+        """The round is over; `record` is its line of metrics.jsonl."""
 
 
 class Console(Watcher):
@@ -78,6 +91,11 @@ class Console(Watcher):
     def round_done(self, record: Record) -> None:
         """Move the upper bar, with the accuracy of now; name clients that did not count."""
         number, facts, incidents = record["round"], _facts(record), _incidents(record)
+        first = f"round {number:>{len(str(self._last))}}/{self._last}"
+        seconds = f"{record.get('seconds', {}).get('round', 0.0):.1f} s"
+        parts = [first, f"{len(record['clients'])} clients", facts, seconds, *incidents]
+        line = "  ".join(filter(None, parts))
+        LOG.log(logging.WARNING if incidents else logging.INFO, "%s", line)
         self._bars.update(self._rounds, completed=number)
         if facts:
             self._bars.update(self._rounds, now=facts)
@@ -85,10 +103,7 @@ class Console(Watcher):
             for text in incidents:
                 self.say(f"round {number}: {text}")
         elif incidents or number % self._step == 0 or number in (1, self._last):
-            seconds = f"{record.get('seconds', {}).get('round', 0.0):.1f} s"
-            first = f"round {number:>{len(str(self._last))}}/{self._last}"
-            clients = f"{len(record['clients'])} clients"
-            self.say("  ".join(filter(None, [first, clients, facts, seconds, *incidents])))
+            self.say(line)
 
     def finished(self, results: Mapping[str, Any], run_dir: Path) -> None:
         """The table of the run, who did not count or counted less, and where everything is."""
@@ -147,14 +162,13 @@ def logging_to(run_dir: Path) -> Iterator[logging.Logger]:
     """Write our log, and warnings of chatty libraries, to `run_dir/log.txt` and nowhere else."""
     handler = logging.FileHandler(run_dir / "log.txt", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT))
-    loggers = {"fedbnn": logging.INFO, **dict.fromkeys(CHATTY, logging.WARNING)}
-    found = {logging.getLogger(name): level for name, level in loggers.items()}
+    found = [LOG, *map(logging.getLogger, CHATTY)]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in found]
-    for logger, level in found.items():
+    for logger in found:
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+        logger.setLevel(logging.INFO if logger is LOG else logging.WARNING)
     try:
-        yield logging.getLogger("fedbnn")
+        yield LOG
     finally:
         for logger, handlers, level, propagate in before:
             logger.handlers, logger.propagate = handlers, propagate

@@ -5,13 +5,12 @@ resumed run goes on under the same id and no round is sent twice.
 """
 
 import json
-import logging
 import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,7 @@ from urllib.request import getproxies
 
 from fedbnn.config.ranges import Positive
 from fedbnn.storage import run_dir
-from fedbnn.tracking import Watcher
+from fedbnn.tracking.console import Watcher
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -32,7 +31,6 @@ QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(D
 CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
-LOG = logging.getLogger("fedbnn")
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,8 @@ class Tracker(Watcher):
             self._mirror(line)
 
     def round_done(self, record: Json) -> None:
-        """The line of the round; in the log also each client that did not count, or less."""
+        """The line of the round, on disk before anybody else sees it."""
         run_dir.append_record(self._run_dir, record)
-        number, clients = record["round"], record.get("clients", ())
-        LOG.info("round %d: %d clients, %d images", number, len(clients), record.get("samples", 0))
-        for kind in ("failed", "refused", "trust"):
-            for client, why in (record.get(kind) or {}).items():
-                LOG.warning("round %d: client %s %s: %s", number, client, kind, why)
         self._mirror(record)
 
     def finish(self, results: Json, figures: Sequence[Path]) -> None:
@@ -126,50 +119,41 @@ class Tracker(Watcher):
 
         A server that answers and refuses does not want the id: it gets another one.
         """
-        mode, reached = "off", False
+        mode = "off"
         with self._forgiving("is not used"):
             mode = _mode(self._track)
         if mode == "online":
             with self._forgiving("cannot be reached"):
                 _knock(self._track.patience)
-                reached = True
-        if reached:
-            with self._forgiving("did not accept the run"):
-                self._run = self._begin("online", named)
-            if self._run is None:
-                self._id, self._sent = secrets.token_hex(4), 0
+                with self._forgiving("did not accept the run"):
+                    self._begin("online", named)
+                if self._run is None:
+                    self._id, self._sent = secrets.token_hex(4), 0
         if mode != "off" and self._run is None:
             with self._forgiving("is not used"):
-                self._run = self._begin("offline", named)
+                self._begin("offline", named)
                 later = f"wandb sync {self._run_dir}/wandb/offline-run-*"
                 self._say(f"W&B is offline; to upload this run later: {later}")
 
-    def _begin(self, mode: Literal["online", "offline"], named: Json) -> "Run":
+    def _begin(self, mode: Literal["online", "offline"], named: Json) -> None:
         import wandb
 
         settings, track = _settings(self._track.patience), self._track
         wandb.termsetup(settings, None)
         mine: Json = {"id": self._id, "dir": self._run_dir, "settings": settings, **named}
         whose: Json = {"project": track.project, "entity": track.entity, "tags": track.tags}
-        run = wandb.init(mode=mode, resume="allow", **whose, **mine)
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round")
-        return run
+        self._run = wandb.init(mode=mode, resume="allow", **whose, **mine)
+        self._run.define_metric("*", step_metric="round")
 
-    def _forgiving(self, trouble: str) -> ExitStack[bool]:
+    @contextmanager
+    def _forgiving(self, trouble: str) -> Iterator[None]:
         """Whatever W&B raises in here is said in one line, and ends nothing but the mirror."""
-
-        def forgive(_: object, error: BaseException | None, __: object) -> bool:
-            if not isinstance(error, Exception):
-                return False
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (W&B may raise anything)
             self._run = None
             why = f"{type(error).__name__}: {KEY.sub('***', ' '.join(str(error).split()))[:200]}"
             self._say(f"W&B {trouble} ({why}); training goes on, metrics.jsonl has everything")
-            return True
-
-        guard: ExitStack[bool] = ExitStack()
-        guard.push(forgive)
-        return guard
 
 
 def _mode(track: Track) -> str:

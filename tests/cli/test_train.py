@@ -201,7 +201,7 @@ def test_a_run_leaves_everything_that_is_promised(finished: Path) -> None:
 
 def test_the_log_tells_the_rounds(finished: Path) -> None:
     text = (finished / "log.txt").read_text()
-    assert [f"round {number}: 2 clients" in text for number in range(6)] == [
+    assert [f"round {number}/4  2 clients" in text for number in range(6)] == [
         False,
         True,
         True,

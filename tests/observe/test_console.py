@@ -167,3 +167,16 @@ def test_the_loggers_are_left_as_they_were_found(tmp_path) -> None:
     assert [
         (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names
     ] == before
+
+
+def test_the_log_has_every_round_and_names_every_client_that_did_not_count_or_counted_less(
+    lines, run, caplog
+) -> None:
+    with caplog.at_level("INFO", logger="fedbnn"):
+        shown(Terminal(), lines, run)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text[6:8].strip() for text in said] == [str(number) for number in range(1, 13)]
+    assert "client 4 failed: diverged" in said[4]
+    assert "client 7 was refused: influence" in said[6]
+    assert "2 down-weighted: 1 (0.25), 4 (0.50)" in said[8]
+    assert [one.levelname for one in caplog.records].count("WARNING") == 2

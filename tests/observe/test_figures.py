@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -44,11 +45,12 @@ def of_grid(grid: list, lines: list | None = None) -> dict[str, Figure]:
     return figures.every([{**run, "diagnostics": diagnostics(lines or [])} for run in grid])
 
 
-def test_a_run_has_all_its_figures_and_they_are_png(run, lines, tmp_path) -> None:
+def test_a_run_has_all_its_figures_as_pictures_and_for_print(run, lines, tmp_path) -> None:
     drawn = of_run(run, lines)
     assert list(drawn) == RUN
     for path in style.save(drawn, tmp_path / "figures"):
         assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_curve_leaves_out_rounds_that_were_not_evaluated(run, lines) -> None:
@@ -82,7 +84,7 @@ def test_the_schedule_shows_every_task_in_its_own_colour_and_by_its_name(tasks, 
 
 
 def test_the_matrix_shows_its_numbers_and_leaves_the_future_empty(run, lines) -> None:
-    left, right = of_run(run, lines)["accuracy_matrix"].axes
+    left, right = (part.axes[0] for part in of_run(run, lines)["accuracy_matrix"].subfigs)
     assert len(left.texts) == 6
     assert right.texts[0].get_text() == f"{run['class_agnostic']['matrix'][0][0]:.0f}"
 
@@ -138,15 +140,71 @@ def test_a_sweep_over_words_has_no_axis_to_stand_on(grid) -> None:
     assert list(figures.every(grid[:2], Varied("share", ["a", "b"]))) == ["focus_on_now"]
 
 
-def test_one_method_forgets_task_by_task_and_several_on_average(grid, run) -> None:
-    def heights(runs: list) -> list[float]:
-        return [bar.get_height() for bar in of_grid(runs)["forgetting"].axes[0].patches[:2]]
+def dots(axes: Axes) -> dict[str, list[float]]:
+    """The full and the hollow mark on the line of each name."""
+    names = [label.get_text() for label in axes.figure.axes[0].get_yticklabels()]
+    marks = [line for line in axes.lines if line.get_marker() not in ("None", "|", "none", None)]
+    places = {name: [] for name in names}
+    for mark in marks:
+        places[names[int(mark.get_ydata()[0])]].append(float(mark.get_xdata()[0]))
+    return places
 
-    assert heights([run]) == pytest.approx(run["task_aware"]["forgetting_by_task"][:2])
+
+def test_one_method_forgets_task_by_task_and_several_on_average(grid, run) -> None:
+    def shown(runs: list) -> dict[str, list[float]]:
+        return dots(of_grid(runs)["forgetting"].axes[0])
+
+    both = [run[regime]["forgetting_by_task"][:2] for regime in ("task_aware", "class_agnostic")]
+    assert shown([run]) == {
+        name: pytest.approx([aware, agnostic])
+        for name, aware, agnostic in zip(("one", "two"), *both, strict=True)
+    }
     seeds = [one["task_aware"]["forgetting_by_task"][0] for one in grid[:3]]
-    assert heights(grid[:3])[0] == pytest.approx(sum(seeds) / 3)
+    assert shown(grid[:3])["one"][0] == pytest.approx(sum(seeds) / 3)
     means = [one["task_aware"]["forgetting"] for one in grid]
-    assert heights(grid) == pytest.approx([sum(means[:3]) / 3, sum(means[3:6]) / 3])
+    assert shown(grid)["fedavg"][0] == pytest.approx(sum(means[3:6]) / 3)
+
+
+def test_averages_show_the_end_full_and_the_task_ends_hollow_above_chance(grid) -> None:
+    left, right = of_grid(grid)["averages"].axes
+    mine = [run["class_agnostic"] for run in grid if run["method"] == "fedavg"]
+    expected = [sum(part[name] for part in mine) / 3 for name in ("avg_fin", "avg_ts")]
+    assert dots(right)["fedavg"] == pytest.approx(expected)
+    assert left.lines[0].get_xdata()[0] == pytest.approx(50.0)
+
+
+TWELVE = "fedbnn fedavg fedprox scaffold ewc mas lwf fcil joint local fedbnn_paper fedbnn_authors"
+
+
+def test_twelve_methods_have_twelve_colours_and_marks_and_keep_them_everywhere(grid) -> None:
+    looks = style.looks(TWELVE.split())
+    assert len({look["color"] for look in looks.values()}) == 12
+    assert len({look["marker"] for look in looks.values()}) == 12
+    assert style.looks(["mas", "mine", "fedbnn"])["mas"] == looks["mas"]
+    mine = style.looks(["mas", "mine", "fedbnn"])["mine"]
+    assert mine not in (looks["mas"], looks["fedbnn"])
+    drawn = of_grid([grid[3], {**grid[0], "method": "mine"}])
+    colours = {
+        name: {line.get_color() for line in drawn[name].axes[0].lines}
+        for name in ("focus_on_now", "cost")
+    }
+    own = {style.looks(["fedavg", "mine"])[name]["color"] for name in ("fedavg", "mine")}
+    assert colours == {"focus_on_now": own, "cost": own}
+
+
+def test_every_method_may_have_a_number_that_is_missing(grid) -> None:
+    odd = [{**run, "class_agnostic": {**run["class_agnostic"], "avg_ts": None}} for run in grid]
+    assert math.isnan(dots(of_grid(odd)["averages"].axes[1])["fedavg"][1])
+
+
+def test_the_matrices_of_ten_methods_fit_a_page(grid) -> None:
+    ten = [{**grid[0], "method": name} for name in TWELVE.split()[:10]]
+    figure = of_grid(ten)["accuracy_matrix"]
+    assert figure.get_size_inches()[0] <= 10
+    assert figure.get_size_inches()[1] <= 14
+    shown = [axes for part in figure.subfigs for axes in part.axes]
+    assert len(shown) == 20
+    assert all(len(axes.texts) == 6 for axes in shown)
 
 
 def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:

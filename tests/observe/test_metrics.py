@@ -143,29 +143,3 @@ def test_auroc_agrees_with_scikit_learn_also_with_ties(
 def test_auroc_needs_both_kinds_of_image() -> None:
     assert metrics.unseen_auroc(torch.ones(3), torch.ones(0)) is None
     assert metrics.unseen_auroc(torch.zeros(2), torch.zeros(2)) == 0.5
-
-
-MATRIX = [[80.0, None, None], [60.0, 90.0, None], [50.0, 70.0, 85.0]]
-
-
-def test_the_accuracy_matrix_by_hand() -> None:
-    final = MATRIX[-1]
-    assert metrics.diagonal(MATRIX) == [80.0, 90.0, 85.0]
-    assert metrics.average(final) == pytest.approx(205 / 3)
-    assert metrics.forgetting_by_task(MATRIX, final) == [30.0, 20.0, None]
-    assert metrics.forgetting(MATRIX, final) == pytest.approx(25.0)
-    assert metrics.backward_transfer(MATRIX, final) == pytest.approx(-25.0)
-
-
-def test_forgetting_measures_from_the_best_evaluation_and_transfer_from_the_own_end() -> None:
-    matrix = [[50.0, None], [70.0, 60.0]]
-    better = [[50.0, None, None], [70.0, 60.0, None], [65.0, 61.0, 90.0]]
-    assert metrics.forgetting(matrix, [70.0, 60.0]) == pytest.approx(-20.0)
-    assert metrics.forgetting(better, better[-1]) == pytest.approx((5 - 1) / 2)
-    assert metrics.backward_transfer(better, better[-1]) == pytest.approx((15 + 1) / 2)
-
-
-def test_one_task_alone_has_no_forgetting() -> None:
-    assert metrics.forgetting([[80.0]], [80.0]) is None
-    assert metrics.backward_transfer([[80.0]], [80.0]) is None
-    assert metrics.average([None]) is None

@@ -28,7 +28,7 @@ CHROMIUM = next(
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
 QUIET += " --disable-background-networking --disable-component-update"
 QUIET += " --disable-sync --enable-logging=stderr"
-WINDOW = (1000, 7000)
+WINDOW = (1000, 8000)
 CONFIG_LINES = 2000
 NOTHING = '<figure id="nothing"><svg viewBox="0 0 640 320"></svg></figure>'
 PROBE = """<script>
@@ -128,8 +128,7 @@ def test_the_page_of_a_sweep_has_the_plot_the_curves_all_tables_and_the_setting(
     assert "Configuration of fedbnn-s0-5 (config.yaml)" in text
     assert all(f"fedavg {value}" in (swept.parent / "tables.md").read_text() for value in (5, 10))
     assert sorted(path.name for path in (swept.parent / "figures").iterdir()) == [
-        "focus_on_now.png",
-        "sweep.png",
+        f"{name}.{kind}" for name in ("focus_on_now", "sweep") for kind in ("pdf", "png")
     ]
 
 

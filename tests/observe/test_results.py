@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from fedbnn.evaluation.results import Facts, diagnostics, results
+from fedbnn.evaluation.results import (
+    Facts,
+    average,
+    backward_transfer,
+    diagnostics,
+    forgetting_by_task,
+    results,
+)
 
 
 def test_ts_is_read_at_each_task_end_and_fin_at_the_last_round(lines, facts) -> None:
@@ -125,3 +132,27 @@ def test_the_second_head_has_the_same_measures_and_its_own_values(lines, facts) 
         name: results(lines, facts)[name] for name in both["linear"]
     }
     assert "linear" not in results(lines, facts)
+
+
+MATRIX = [[80.0, None, None], [60.0, 90.0, None], [50.0, 70.0, 85.0]]
+
+
+def test_the_accuracy_matrix_by_hand() -> None:
+    final = MATRIX[-1]
+    assert average(final) == pytest.approx(205 / 3)
+    assert forgetting_by_task(MATRIX, final) == [30.0, 20.0, None]
+    assert backward_transfer(MATRIX, final) == pytest.approx(-25.0)
+
+
+def test_forgetting_measures_from_the_best_evaluation_and_transfer_from_the_own_end() -> None:
+    matrix = [[50.0, None], [70.0, 60.0]]
+    better = [[50.0, None, None], [70.0, 60.0, None], [65.0, 61.0, 90.0]]
+    assert forgetting_by_task(matrix, [70.0, 60.0]) == [-20.0, None]
+    assert forgetting_by_task(better, better[-1]) == [5.0, -1.0, None]
+    assert backward_transfer(better, better[-1]) == pytest.approx((15 + 1) / 2)
+
+
+def test_one_task_alone_has_no_forgetting() -> None:
+    assert forgetting_by_task([[80.0]], [80.0]) == [None]
+    assert backward_transfer([[80.0]], [80.0]) is None
+    assert average([None]) is None

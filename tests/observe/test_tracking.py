@@ -243,19 +243,6 @@ def test_a_failure_in_the_middle_is_said_once_and_the_run_goes_on(
     assert len(records.records(run_dir)) == 12
 
 
-def test_the_log_names_every_client_that_did_not_count_or_counted_less(
-    run_dir, lines, caplog
-) -> None:
-    tracker = started(run_dir, Track("off"), [])
-    with caplog.at_level("INFO", logger="fedbnn"):
-        for line in lines:
-            tracker.round_done(line)
-    assert "round 1: 3 clients, 300 images" in caplog.text
-    assert "round 5: client 4 failed: diverged" in caplog.text
-    assert "round 7: client 7 refused: influence" in caplog.text
-    assert "round 9: client 1 trust: 0.25" in caplog.text
-
-
 def test_nothing_but_errors_of_wandb_is_forgiven(run_dir, lines, monkeypatch) -> None:
     tracker = started(run_dir, Track("offline"), [])
     handle = tracker._run
