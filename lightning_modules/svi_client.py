@@ -1,7 +1,7 @@
 """A client whose weights are a posterior: variational inference from the prior it was sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,10 @@ class SVIClient(ClientModule):
         loss: Tensor = self.elbo(images, labels)
         return loss
 
+    def parts(self) -> tuple[Tensor, ...]:
+        """sum_j c_j KL_j of the last loss."""
+        return (self.elbo.elbo.kl,)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Means at the learning rate, log scales at a multiple of it."""
         lr, guide = self.method.lr or self.local.lr, self.elbo.guide
@@ -91,7 +95,7 @@ class PosteriorFit:
     def __init__(self, backbone: nn.Module, layout: Layout, method: FedBNN) -> None:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
-            self.model = BayesianModel(backbone, layout, method.function_prior)
+            self.model = BayesianModel(backbone, layout, method.feature_distillation)
         self.guide = MeanFieldGuide(self.model)
 
     def fit(self, fit: Fit) -> Answer:
@@ -103,11 +107,13 @@ class PosteriorFit:
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
         self.model.network.requires_grad_(False)
-        if self.model.function_prior is not None:
-            self.model.function_prior.swap(state["backbone"], state["buffers"])
+        if self.model.distillation is not None:
+            self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        return self._answer(fit, start, warm + client.meter.seconds)
+        answer = self._answer(fit, start)
+        meter = client.meter
+        return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
@@ -118,7 +124,7 @@ class PosteriorFit:
         scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
         return Start(loc, scale, guide_loc)
 
-    def _answer(self, fit: Fit, start: Start, seconds: float) -> Answer:
+    def _answer(self, fit: Fit, start: Start) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
         loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
         factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
@@ -129,7 +135,7 @@ class PosteriorFit:
         if not self.method.shares_prototypes:
             own = {"prototypes": loc, "prototypes.scale": scale}
             rows = {name: value[size:].view(-1, width) for name, value in own.items()}
-            return Answer(sent, fit.keep(rows), seconds)
+            return Answer(sent, fit.keep(rows))
         for name, value in parts.items():
             sent[f"prototypes.{name}"] = value[size:].view(-1, width)[:held]
-        return Answer(sent, None, seconds)
+        return Answer(sent)

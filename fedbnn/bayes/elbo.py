@@ -88,8 +88,10 @@ class ClosedFormELBO(ELBO):
     """The negative ELBO per image with the closed-form KL; only observed sites are scored.
 
     `kl_weight` is a number or a vector c (temperature / N for the backbone, by class for
-    prototypes).
+    prototypes); `kl` is the second term of the last loss.
     """
+
+    kl: Tensor
 
     def __init__(self, kl_weight: Tensor | float = 1.0) -> None:
         super().__init__()
@@ -102,6 +104,7 @@ class ClosedFormELBO(ELBO):
         logs = [site["fn"].log_prob(site["value"]).sum() for site in sites]
         misfit = torch.stack(logs).sum().neg() / len(labels)
         kl = WeightedKL.apply(guide.loc, guide.log_scale, model.prior(), self.kl_weight)
+        self.kl = kl.detach()
         loss: Tensor = misfit + kl
         return loss
 

@@ -26,7 +26,10 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a backbone's parameters in the flat vector, and of its running statistics."""
+    """The order of a backbone's parameters in the flat vector, and of its running statistics.
+
+    Of batch norm all running means come first, then as many variances.
+    """
 
     slots: tuple[Slot, ...]
     buffers: tuple[str, ...]
@@ -95,6 +98,7 @@ def layout_of(backbone: nn.Module) -> Layout:
         slots += [Slot(name, weight.shape, _fan_in(own.values())) for name, weight in own.items()]
     kept, buffers = backbone.state_dict().keys(), dict(backbone.named_buffers())
     floats = [name for name in buffers if name in kept and buffers[name].is_floating_point()]
+    floats.sort(key=lambda name: name.endswith("running_var"))
     return Layout(tuple(slots), tuple(floats))
 
 

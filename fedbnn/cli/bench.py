@@ -118,7 +118,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
-        "FedBNN, function prior": step(_bayesian(network, function_prior=1.0)),
+        "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
         steps["torchbnn"] = step(_torchbnn(network), fused=False)
@@ -132,16 +132,16 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
+def _bayesian(network: str, distillation: float = 0.0) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
-    model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
+    model = BayesianModel(backbone, layout_of(backbone), distillation)
     guide = MeanFieldGuide(model)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)
     guide.swap(*start)
-    prior = [] if model.function_prior is None else [model.function_prior]
+    prior = [] if model.distillation is None else [model.distillation]
     return nn.ModuleList([guide, *prior]), ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
 
 

@@ -1,6 +1,5 @@
 """`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in tables."""
 
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
+from fedbnn.report.values import Varied
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger, rounds
 from fedbnn.tracking import console
@@ -278,7 +278,7 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
     if not done:
         return
     run_dirs = [cell.directory for cell in done]
-    results = [json.loads((folder / "results.json").read_text()) for folder in run_dirs]
+    results = [page.results_of(folder) for folder in run_dirs]
     if sweep is None:
         written, made = page.write(run_dirs, directory, title), tables.main(results)
     else:
@@ -286,7 +286,7 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
             said = f"{sweep.key}={value}"
             if mine := [cell.directory for cell in done if sweep.of(cell) in (value, None)]:
                 page.write(mine, directory / said, f"{title}, {said}")
-        varied = tables.Varied(sweep.key, [sweep.of(cell) for cell in done])
+        varied = Varied(sweep.key, [sweep.of(cell) for cell in done])
         title = f"{title}, {sweep.key} = {', '.join(sweep.values)}"
         written = page.write(run_dirs, directory, title, sweep=varied)
         made = [tables.averages(varied.named(results))]

@@ -3,7 +3,7 @@
 The only place that knows streams, networks, methods, heads, clients and engines all together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.export import Card
 from fedbnn.federation.engines import Engine, SerialEngine
+from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads import HEADS, Head, prototypes
@@ -32,6 +33,7 @@ from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 
+Engines: TypeAlias = Callable[[Parsed], Engine]
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
 
@@ -51,7 +53,7 @@ SCHEMA: Schema = {
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),
     "engine": Named(
-        {"serial": SerialEngine, "processes": ProcessEngine},
+        {"serial": SerialEngine, "processes": ProcessEngine, "flower": FlowerSimulation},
         "serial",
         given=("worker", "entry", "config", "deadline", "max_megabytes", "log"),
     ),
@@ -66,8 +68,13 @@ SCHEMA: Schema = {
 }
 
 
-def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
-    """Every part of a run that lives in this directory; nothing is written or started yet."""
+def compose(
+    parsed: Parsed, run_dir: Path, resumed: bool = False, engine: Engines | None = None
+) -> Experiment:
+    """Every part of a run that lives in this directory; nothing is written or started yet.
+
+    `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
+    """
     stream, backbone, layout, method, head = parts = _parts(parsed)
     card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
@@ -85,7 +92,7 @@ def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
         layout=layout,
         card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
-        engine=_engine(parsed, parts, run_dir),
+        engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
@@ -117,12 +124,12 @@ def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
     """Where the clients run: here with the parts there are, or in workers that start later."""
-    given: dict[str, Any] = {"deadline": parsed["gate"]["deadline_seconds"]}
-    if parsed["engine"]["name"] == "serial":
+    name, given = parsed["engine"]["name"], {"deadline": parsed["gate"]["deadline_seconds"]}
+    if name == "serial":
         given |= {"worker": _client_runner(parsed, parts)}
     else:
-        entry = f"{__name__}:{client_runner.__name__}"
-        given |= {"entry": entry, "config": parsed.values, "log": run_dir / "log.txt"}
-        given["max_megabytes"] = parsed["gate"]["max_megabytes"]
+        given |= {"entry": f"{__name__}:{client_runner.__name__}", "config": parsed.values}
+    if name == "processes":
+        given |= {"max_megabytes": parsed["gate"]["max_megabytes"], "log": run_dir / "log.txt"}
     engine: Engine = parsed.build("engine", **given)
     return engine

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedbnn import __version__
-from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain
+from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain, silence
 
 COMMANDS = {
     "train": "train a model; the same as python train.py",
@@ -33,6 +33,9 @@ def ended(action: Callable[[], int]) -> int:
     except FedBNNError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.code)
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return int(Exit.DONE)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)

@@ -22,6 +22,7 @@ from fedbnn.stream import Stream, Task
 
 REGIMES = ("task_aware", "class_agnostic")
 UNCERTAINTIES = ("entropy", "mutual_information")
+FULL = ("pooled", "novelty", "diagnostics")
 
 
 @dataclass(frozen=True)
@@ -103,15 +104,16 @@ def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:
 def evaluate_round(
     model: Predictor, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
 ) -> dict[str, Any]:
-    """The evaluated part of a round's record: fon, tasks, novelty, diagnostics, seen_classes.
+    """The evaluated part of a round's record: fon, tasks, `FULL`, seen_classes.
 
-    With `known_only` the test sets hold only the classes that the model has rows for.
+    `pooled` are the numbers of all images of the tasks begun, together. With `known_only` the test
+    sets hold only the classes that the model has rows for.
     """
     this = _Round(model, stream, round, settings, known_only)
     with torch.inference_mode():
         fon = this.focus_on_now() if settings.now(round, stream) else None
         full = this.full() if settings.full(round, stream) else {}
-    nothing = {"tasks": [None] * len(stream.tasks), "novelty": None, "diagnostics": None}
+    nothing = {"tasks": [None] * len(stream.tasks), **dict.fromkeys(FULL)}
     return {"fon": fon, **nothing, **full, "seen_classes": len(model.classes)}
 
 
@@ -146,10 +148,12 @@ class _Round:
         seen, everything = ([one for one in part if one] for part in (known, found))
         split = {name: _by_seen(everything, name) for name in UNCERTAINTIES}
         areas = {name: metrics.unseen_auroc(*parts) for name, parts in split.items()}
-        bins = {name: metrics.reliability([one.regime(name) for one in seen]) for name in REGIMES}
+        pooled = {name: metrics.pooled([one.regime(name) for one in seen]) for name in REGIMES}
+        bins = {name: metrics.reliability(*both) for name, both in pooled.items()}
         spread = {name: metrics.histograms(*parts) for name, parts in split.items()}
         return {
             "tasks": [_task_line(one) if one else None for one in known],
+            "pooled": {name: asdict(metrics.quality(*both)) for name, both in pooled.items()},
             "novelty": areas if areas["entropy"] is not None else None,
             "diagnostics": {"reliability": bins, "uncertainty": spread},
         }

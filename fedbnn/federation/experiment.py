@@ -84,38 +84,55 @@ def run(experiment: Experiment) -> dict[str, Any]:
         stack.callback(experiment.engine.close)
         stack.enter_context(logging_to(experiment.run_dir))
         console = Console(experiment.stream.rounds, ledger.round)
-        _open(experiment, ledger, console)
-        if not run_dir.finished(ledger):
-            _play(experiment, ledger, console, stack)
+        done, records = _open(experiment, ledger, console)
+        if not done:
+            run_dir.reopen(ledger)
+            _play(experiment, ledger, records, console, stack)
             run_dir.finish(ledger)
         found = _results(experiment, ledger)
         console.finished(found, experiment.run_dir)
     return found
 
 
-def _open(experiment: Experiment, ledger: Ledger, console: Console) -> None:
-    """Start a new directory or check that this configuration may go on in it."""
+def _open(
+    experiment: Experiment, ledger: Ledger, console: Console
+) -> tuple[bool, list[run_dir.Record]]:
+    """Start a new directory or check that this configuration may go on in it.
+
+    Whether the run is complete, every file as it left it; and the records of its rounds.
+    """
+    done = False
     if experiment.resumed:
         run_dir.resume(ledger, experiment.config, MAY_DIFFER)
-        done = run_dir.finished(ledger)
+        done, others = run_dir.finished(ledger), run_dir.changed(experiment.run_dir)
         state = "is already complete" if done else f"goes on after round {ledger.round}"
         console.say(f"{experiment.run_dir} {state}")
+        for name in others:
+            ledger.warn(f"{name} is not as the run left it: made again")
+        done = done and not others
     else:
         anywhere = yaml.dump({**experiment.config, "run_dir": None}).encode()
         files = {"config.yaml": anywhere, "env.json": run_dir.pretty(run_dir.environment())}
         run_dir.start(ledger, experiment.config, files)
+    records = run_dir.reconcile(ledger)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
+    return done, records
 
 
-def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitStack) -> None:
+def _play(
+    experiment: Experiment,
+    ledger: Ledger,
+    records: Sequence[run_dir.Record],
+    console: Console,
+    stack: ExitStack,
+) -> None:
     """The rounds, followed by everything that is made of them."""
     tracker = Tracker(experiment.track, experiment.run_dir, console.say)
     stack.callback(tracker.close)
     console.card(_card(experiment))
-    config, name, newest = experiment.config, experiment.name, ledger.latest()
-    record = newest.record if newest else None
-    tracker.start(config, str(config["name"]), name, ledger.round, record)
+    config, name = experiment.config, experiment.name
+    tracker.start(config, str(config["name"]), name, records)
     LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
     federation = _federation(experiment, ledger, (tracker, console))
     try:

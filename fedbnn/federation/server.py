@@ -1,11 +1,12 @@
 """The loop of the server, whatever the engine: send the prior, collect, gate, fold, commit."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from fedbnn import memory
@@ -56,28 +57,49 @@ class RoundStats:
     """What a round cost and who did not count (in full), summed over its exchanges.
 
     `counts` has the images by class of those who count so far, `trust` the clients folded with less
-    than 1, `seconds` those of every exchange by its name (`train`, `statistics`, ...) and of what
-    is inside them: `fold`, and `inner`: forward, backward and optimiser on the clients.
+    than 1, bytes and `seconds` are those of every exchange by its name (`train`, `statistics`, ...)
+    and of what is inside them: `fold`, and `inner`: forward, backward and optimiser on the clients.
+    `train` is what clients say of their training, `load` how many cores the whole machine and this
+    process kept busy: seconds mean something where nobody else did.
     """
 
     round: int
     counts: SampleCounts
-    bytes_up: int = 0
-    bytes_down: int = 0
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
+    train: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    load: dict[str, float] = field(default_factory=dict)
 
     def add(self, candidates: Candidates) -> None:
         """Count what came through the gate in one exchange, and what did not."""
         self.counts = {client: self.counts[client] for client in candidates.trust}
-        self.bytes_up += candidates.bytes_up
+        self.bytes_up[candidates.call.exchange] = candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
         for client, trust in candidates.trust.items():
             if trust < 1:
                 self.trust[client] = min(trust, self.trust.get(client, 1.0))
+
+    def heard(self, answer: FitResult) -> None:
+        """What an answer says besides its update."""
+        self.seconds["inner"] += answer.inner
+        if answer.train:
+            self.train[answer.client] = answer.train
+
+    def trained(self) -> dict[str, float]:
+        """sum_k n_k x_k / sum_k n_k of loss and KL, over the clients that count and say them."""
+        counted = [client for client in sorted(self.train) if client in self.counts]
+        images = {client: sum(self.counts[client].values()) for client in counted}
+        found: dict[str, float] = {}
+        for name in ("loss", "kl"):
+            said = [client for client in counted if name in self.train[client]]
+            total = sum(images[client] * self.train[client][name] for client in said)
+            found |= {name: total / sum(images[client] for client in said)} if said else {}
+        return found
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -100,7 +122,7 @@ def run(federation: Federation, initial: State) -> State:
 
 def play(federation: Federation, state: State, number: int) -> State:
     """One round: train, fold, evaluate, commit. After the commit a crash loses nothing."""
-    began, clients = perf_counter(), federation.stream.participants(number)
+    began, used, clients = perf_counter(), process_time(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
     stats, before = RoundStats(number, sample_counts(federation, number, clients)), state
@@ -112,7 +134,8 @@ def play(federation: Federation, state: State, number: int) -> State:
         state = _finite(_ended(federation, started, state, number), number)
         with stats.timing("evaluate"):
             evaluated = federation.evaluate(state, number, privates)
-        stats.seconds["round"] = perf_counter() - began
+        stats.seconds["round"] = seconds = perf_counter() - began
+        stats.load = {"machine": os.getloadavg()[0], "own": (process_time() - used) / seconds}
         record = _record(federation, clients, stats) | evaluated
         federation.ledger.commit(number, state, privates, record)
     for watcher in federation.watchers:
@@ -171,7 +194,7 @@ def exchange(
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
         payload = FitInstruction(*this, sent, *_totals(stats.counts)).to_bytes()
-        stats.bytes_down += len(payload) * len(stats.counts)
+        stats.bytes_down[aggregator.exchange] = len(payload) * len(stats.counts)
         call = ExpectedUpdate(
             *(*this, content_digest(payload), stats.counts),
             expected=partial(aggregator.expected, state),
@@ -180,7 +203,7 @@ def exchange(
             known=partial(aggregator.known, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
-        stats.seconds["inner"] += _collect(federation, payload, candidates, privates)
+        _collect(federation, payload, candidates, privates, stats)
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
     for client in set(privates) - set(candidates.trust):
@@ -199,10 +222,13 @@ def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
 
 
 def _collect(
-    federation: Federation, payload: bytes, candidates: Candidates, privates: Spool
-) -> float:
-    """Every answer through the gate; private state waits for the commit. The `inner` seconds."""
-    inner = 0.0
+    federation: Federation,
+    payload: bytes,
+    candidates: Candidates,
+    privates: Spool,
+    stats: RoundStats,
+) -> None:
+    """Every answer through the gate; private state waits for the commit."""
 
     def remembered(client: int) -> bytes | None:
         return privates.get(client) or federation.ledger.private(client)
@@ -210,12 +236,11 @@ def _collect(
     asked = sorted(candidates.call.sample_counts)
     for answer in federation.engine.gather(payload, asked, remembered):
         if candidates.admit(answer) and isinstance(answer, FitResult):
-            inner += answer.inner
+            stats.heard(answer)
             if answer.private is not None:
                 privates.put(answer.client, answer.private)
         for watcher in federation.watchers:
             watcher.client_done(answer.client)
-    return inner
 
 
 def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
@@ -248,4 +273,6 @@ def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -
         "bytes_up": stats.bytes_up,
         "bytes_down": stats.bytes_down,
         "seconds": stats.seconds,
+        "train": stats.trained(),
+        "load": stats.load,
     }

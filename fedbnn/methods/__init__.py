@@ -26,15 +26,21 @@ class Preset:
 
 PRINTED = {"temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
 """What the paper prints or its released code has, where ours differs."""
-PRODUCT = {"fold_by": "product", "server_lr": 0.1, "kl_per": "client"}
+PRODUCT = {"fold_by": "product", "kl_per": "client"}
+DAMPED = {**PRODUCT, "server_lr": 0.1}
 RELEASED = {"fold_by": "moments", "kl_per": "weights"}
+TOOLS = {"scope": "seen", "server_lr": 2.0, "feature_distillation": 1.5}
+"""What FedBNN's configurations turn on and every method has."""
 
 METHODS: Mapping[str, Preset] = {
     "fedbnn": Preset(FedBNN, head="gaussian"),
     "fedbnn_paper": Preset(FedBNN, {**PRINTED, **PRODUCT}),
+    "fedbnn_paper_damped": Preset(FedBNN, {**PRINTED, **DAMPED}),
     "fedbnn_authors": Preset(FedBNN, {**PRINTED, **RELEASED}),
     "fedavg": Preset(FedAvg),
+    "fedavg_plus": Preset(FedAvg, TOOLS, head="gaussian"),
     "fedprox": Preset(FedProx),
+    "fedprox_plus": Preset(FedProx, TOOLS, head="gaussian"),
     "scaffold": Preset(Scaffold),
     "ewc": Preset(EWC),
     "mas": Preset(MAS),

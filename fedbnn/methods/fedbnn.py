@@ -1,7 +1,7 @@
 """FedBNN (Yao et al., 2024), with our rulings where the paper is silent.
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
-             + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `function_prior`: features readable
+             + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `feature_distillation`
     factor   l_k = q_k / q_0                                likelihood extraction
     server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -36,8 +36,10 @@ from fedbnn.methods.aggregation import (
     ROUNDING,
     Aggregator,
     Fold,
+    ServerStep,
     Spec,
     WeightedMean,
+    extrapolated,
     influence_of_factor,
     tempered,
 )
@@ -56,8 +58,9 @@ class FedBNN(Method):
     Args:
         fold_by: how factors become the next posterior.
         server_lr: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1
-            the server goes further than its clients. What has no factor (statistics of batch norm,
-            the first `r_init` rounds) is averaged.
+            the server goes further than its clients. With `scaled` so do the first `r_init` rounds
+            and statistics of batch norm; else they are averaged.
+        server_optimizer: factors have a power, no momentum.
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
@@ -65,27 +68,30 @@ class FedBNN(Method):
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.
         scale_lr: learning rate of the log scales, as a multiple of that of the means.
-        function_prior: lambda, how strongly features of the last posterior must stay readable.
         r_init: rounds of FedAvg before the conversion.
     """
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
     fold_by: Literal["scaled", "product", "moments"] = "scaled"
-    server_lr: Positive = 1.0
+    server_optimizer: Literal["sgd"] = "sgd"
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
     scale_constant: bool = False
     scale_lr: Positive = 20.0
-    function_prior: NonNegative = 0.0
     r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
         if self.server_lr != 1 and self.fold_by == "moments":
             what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
+
+    @property
+    def server_step(self) -> ServerStep:
+        """Of points and statistics: p, where p is a step from the mean (a product is a sum)."""
+        return ServerStep(self.server_lr if self.fold_by == "scaled" else 1.0)
 
     def prototype_scale(self, state: State) -> float | None:
         """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
@@ -116,7 +122,8 @@ class FedBNN(Method):
         if not state.bayesian:
             return super().aggregator(state)
         rule = FOLDS[self.fold_by](self.server_lr)
-        return FactorAggregator(shares_prototypes=self.shares_prototypes, rule=rule)
+        shared = self.shares_prototypes
+        return FactorAggregator(shares_prototypes=shared, step=self.server_step, rule=rule)
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
         """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those trained."""
@@ -168,7 +175,7 @@ class FactorAggregator(Aggregator):
 
     def fold(self, state: State) -> Fold:
         """The rule chosen."""
-        return PosteriorFold(state, self.rule)
+        return PosteriorFold(state, self.rule, self.step.lr)
 
 
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
@@ -294,8 +301,8 @@ class GaussianSums:
 class PosteriorFold:
     """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
 
-    def __init__(self, state: State, rule: Scaled) -> None:
-        self.state = state
+    def __init__(self, state: State, rule: Scaled, step: float = 1.0) -> None:
+        self.state, self.step = state, step
         self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
         self.buffers = WeightedMean(state["buffers"])
         self.rows = None
@@ -319,7 +326,8 @@ class PosteriorFold:
     def close(self) -> State:
         """The next posterior."""
         loc, scale = self.backbone.value()
-        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": self.buffers.value()}
+        buffers = extrapolated(self.state["buffers"], self.buffers.value(), self.step)
+        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": buffers}
         if self.rows is not None:
             folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
             folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedbnn.report.tables import Table
+from fedbnn.report.values import Table
 
 SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}
 SAID |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

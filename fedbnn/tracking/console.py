@@ -4,7 +4,8 @@ Plain lines when nobody watches live. Libraries may talk in log.txt, but not on 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -16,15 +17,48 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedbnn.errors import escaped, silence
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import formats, tables, words
+from fedbnn.report.values import Table
+from fedbnn.storage.files import write
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
-CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
+CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "ray", "urllib3")
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 LOG = logging.getLogger("fedbnn")
+
+
+class Output:
+    """Standard output, which may go away: a closed pipe or terminal, a full disk behind it.
+
+    What is written from then on is lost; the run goes on, and log.txt says so.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._gone = file, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write, if somebody is there."""
+        return len(text) if self._gone else self._tried(self._file.write, text) or 0
+
+    def flush(self) -> None:
+        """Flush, if somebody is there."""
+        if not self._gone:
+            self._tried(self._file.flush)
+
+    def _tried(self, action: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return action(*arguments)
+        except OSError as error:
+            self._gone = True
+            LOG.warning("standard output is gone (%s): the run goes on without it", error.strerror)
+            silence(self._file)
 
 
 class Watcher:
@@ -48,7 +82,8 @@ class Console(Watcher):
     """
 
     def __init__(self, rounds: int, done: int = 0, file: TextIO | None = None) -> None:
-        self.screen = screen = Screen(file=file, highlight=False, soft_wrap=False)
+        output: Any = Output(file or sys.stdout)
+        self.screen = screen = Screen(file=output, highlight=False, soft_wrap=False)
         self._live = screen.is_terminal and not screen.is_dumb_terminal
         self._last, self._step = rounds, -(-rounds // MOST_LINES)
         moving = progress.BarColumn(bar_width=24), progress.MofNCompleteColumn()
@@ -67,13 +102,14 @@ class Console(Watcher):
 
     def say(self, text: str) -> None:
         """Plain text on one line, however long, above the bars if there are any."""
-        self.screen.print(Text(" ".join(text.split()) if "\n" in text else text), soft_wrap=True)
+        line = " ".join(text.split()) if "\n" in text else text
+        self.screen.print(Text(escaped(line)), soft_wrap=True)
 
     def card(self, facts: Mapping[str, str], title: str = "FedBNN") -> None:
         """What will happen, before it does: scenario, clients, method with its formula, seed."""
         grid = Grid.grid(padding=(0, 2))
         for name, text in facts.items():
-            grid.add_row(Text(name, "bold cyan"), Text(text))
+            grid.add_row(Text(name, "bold cyan"), Text(escaped(text)))
             if not self._live:
                 self.say(f"{name:<13} {text}")
         if self._live:
@@ -118,12 +154,14 @@ class Console(Watcher):
 
 
 def _facts(record: Record) -> str:
-    """The Focus-on-Now accuracy in both regimes; clients that counted less, with their trust."""
+    """The Focus-on-Now accuracy in both regimes, the loss; who counted less, with their trust."""
     now, trust = record.get("fon") or {}, record.get("trust") or {}
     both = ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now)
     less = ", ".join(f"{client} ({share:.2f})" for client, share in trust.items())
-    said = f"now {both}" if both else "", f"{len(trust)} down-weighted: {less}" if less else ""
-    return "  ".join(filter(None, said))
+    train = record.get("train") or {}
+    loss = ", ".join(f"{name} {train[name]:.3g}" for name in train)
+    lost = f"{len(trust)} down-weighted: {less}" if less else ""
+    return "  ".join(filter(None, (f"now {both}" if both else "", loss, lost)))
 
 
 def _incidents(record: Record) -> list[str]:
@@ -138,7 +176,7 @@ def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -
     heads = [str(name).replace("_", " ") for name in rows[0]]
     drawn = Grid(*heads, title="Schedule", title_justify="left")
     for row in rows:
-        drawn.add_row(*(Text(_plain(value)) for value in row.values()))
+        drawn.add_row(*(Text(escaped(_plain(value))) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)
 
 
@@ -149,7 +187,7 @@ def _plain(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
+def show(made: Sequence[Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
@@ -157,10 +195,18 @@ def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) ->
     console.say(last)
 
 
+class LogFile(logging.FileHandler):
+    """A log that costs nothing but its lines where it cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the disk is full, and the run will say so itself."""
+
+
 @contextmanager
 def logging_to(run_dir: Path) -> Iterator[logging.Logger]:
     """Write our log, and warnings of chatty libraries, to `run_dir/log.txt` and nowhere else."""
-    handler = logging.FileHandler(run_dir / "log.txt", encoding="utf-8", delay=True)
+    write(run_dir / "log.txt", b"", "ab")
+    handler = LogFile(run_dir / "log.txt", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT))
     found = [LOG, *map(logging.getLogger, CHATTY)]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in found]

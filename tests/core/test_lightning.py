@@ -144,7 +144,7 @@ def test_rounds_in_mixed_precision_end_in_other_weights_of_the_same_type(
 
 
 @pytest.mark.parametrize(
-    ("method", "atol"), [(FedAvg(), 1e-4), (FedBNN(r_init=1, function_prior=1.0), 0.02)]
+    ("method", "atol"), [(FedAvg(), 1e-4), (FedBNN(r_init=1, feature_distillation=1.0), 0.02)]
 )
 def test_rounds_in_double_precision_send_float32(
     federate: Federate, digits: FederatedStream, method: Method, atol: float

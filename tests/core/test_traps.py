@@ -230,7 +230,7 @@ def test_with_the_global_store_two_guides_are_one() -> None:
 
 
 def test_no_file_that_knows_a_guide_copies_or_pickles_one() -> None:
-    """The one copy there is, is that of a plain backbone: the teacher of the function prior."""
+    """The one copy there is, is that of a plain backbone: the teacher of the distillation."""
     folder = Path(__file__).parents[2]
     files = [folder / "fedbnn/bayes/model.py", *(folder / "lightning_modules").glob("*.py")]
     assert len(files) > 5
