@@ -6,10 +6,10 @@ Declaring the two schemas first is all it needs. Nothing happens where torchvisi
 before torchvision is imported, by whomever.
 """
 
-import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,14 +27,10 @@ def _library_loads() -> bool:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True
-    folder = Path(spec.origin).parent
-    files = [folder / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    for file in filter(Path.exists, files):
-        try:
+    for file in Path(spec.origin).parent.glob("_C.*so"):
+        with suppress(OSError):
             torch.ops.load_library(file)
-        except OSError:
-            return False
-        return True
+            return True
     return False
 
 

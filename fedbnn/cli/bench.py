@@ -5,20 +5,19 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
+from timeit import timeit
 from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from fedbnn import memory
@@ -32,12 +31,14 @@ from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.server import totals
 from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.networks import NETWORKS, Classifier
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import rounds
 from fedbnn.stream import Stream
+from fedbnn.tracking import console
 
 Row = dict[str, Any]
 Seconds = dict[str, list[float]]
@@ -179,12 +180,11 @@ def _engines(options: Namespace) -> list[Row]:
 
 def _turn(made: Experiment, numbers: Iterator[int], updates: Updates) -> None:
     """Train in the next round from the state before round 1, and keep the updates that come."""
-    number, totals = next(numbers), Counter[str]()
+    number = next(numbers)
     clients = made.stream.participants(number)
-    for client in clients:
-        totals.update(made.stream.counts(number, client))
-    state = made.method.prepare(made.initial, number, sorted(totals), made.layout)
-    told = FitInstruction("bench", number, "train", state, totals.total(), dict(totals))
+    images = totals({client: made.stream.counts(number, client) for client in clients})
+    state = made.method.prepare(made.initial, number, list(images[1]), made.layout)
+    told = FitInstruction("bench", number, "train", state, *images)
     answers = made.engine.gather(told.to_bytes(), clients, lambda _: None)
     updates.append({one.client: one.update for one in answers if isinstance(one, FitResult)})
 
@@ -241,16 +241,15 @@ def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
     """MiB that a run in its own process holds after each round, and its peak."""
     command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
     alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, [0.0]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone)
-    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-        done = max(rounds(run), default=0)
-        resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
-        sleep(LOOK_SECONDS)
-    process.returncode = os.waitstatus_to_exitcode(ended[1])
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone) as process:
+        while process.poll() is None:
+            done = max(rounds(run), default=0)
+            resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
+            sleep(LOOK_SECONDS)
     if process.returncode:
         what = f"the run to be measured ended with exit code {process.returncode}"
         raise FederationError(what, fix="its error stands above")
-    return resident[1:], ended[2].ru_maxrss / 1024
+    return resident[1:], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:
@@ -261,9 +260,7 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: in
     seconds: Seconds = {name: [] for name in work}
     for _ in range(warm + repeats):
         for name, action in work.items():
-            start = perf_counter()
-            action()
-            seconds[name].append(perf_counter() - start)
+            seconds[name].append(timeit(action, number=1))
     return {name: values[warm:] for name, values in seconds.items()}
 
 
@@ -277,24 +274,15 @@ def summary(seconds: Seconds, reference: str) -> list[Row]:
     return rows
 
 
-def _publish(title: str, rows: Sequence[Row], out: Path | None) -> None:
+def _publish(title: str, found: Sequence[Row], out: Path | None) -> None:
     """Print rows as a table; write them as JSON with the machine they were measured on."""
-    shown = [name for name in rows[0] if not name.startswith("by_")]
-    table = Table(*shown, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(_short(row[name]) for name in shown))
-    Console(highlight=False).print(table)
+    short = [{key: row[key] for key in row if not key.startswith("by_")} for row in found]
+    console.rows(title, short)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         made_with = run_dir.environment()
-        run_dir.write_json(out, {"title": title, "rows": list(rows), "environment": made_with})
+        run_dir.write_json(out, {"title": title, "rows": list(found), "environment": made_with})
         print(f"written  {out}")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return " - ".join(map(_short, value)) if isinstance(value, list) else str(value)
 
 
 MEASURED = {"step": _step, "engines": _engines, "overhead": _overhead, "memory": _memory}

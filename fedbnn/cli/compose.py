@@ -17,7 +17,6 @@ from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
-from fedbnn.export import Card
 from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
@@ -36,6 +35,8 @@ from lightning_modules.client_trainer import LocalTraining
 Engines: TypeAlias = Callable[[Parsed], Engine]
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
+EPOCHS = "client.epochs says how often a client goes through its images"
+MACHINES = "a client trains on one machine; give other machines clients of their own"
 
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
@@ -59,7 +60,7 @@ SCHEMA: Schema = {
     ),
     "trainer": Free(
         Trainer,
-        {"max_epochs": "client.epochs says how often a client goes through its images"},
+        {**dict.fromkeys(("max_epochs", "min_epochs"), EPOCHS), "num_nodes": MACHINES},
         "any argument of Lightning's Trainer; objects by class_path and init_args",
     ),
     "evaluate": Section(Evaluation),
@@ -76,7 +77,6 @@ def compose(
     `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
     """
     stream, backbone, layout, method, head = parts = _parts(parsed)
-    card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
     if method.shares_prototypes:
@@ -90,7 +90,6 @@ def compose(
         head=head,
         backbone=backbone,
         layout=layout,
-        card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),

@@ -70,7 +70,7 @@ def _dry_run(parsed: Parsed) -> int:
     picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
     schedule.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
-    console.schedule(stream.schedule_rows())
+    console.rows("Schedule", stream.schedule_rows())
     print(f"picture  {picture}")
     return 0
 

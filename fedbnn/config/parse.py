@@ -82,7 +82,11 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Finder = Path) -> 
     for layer in (*map(yaml.read, files), names):
         tree = _merged(tree, _longhand(layer, schema), schema)
     if flags.help:
-        sys.stdout.write(_help(_parser(schema, _names(tree, schema))))
+        parser = _parser(schema, _names(tree, schema))
+        switches = parser.add_argument_group("switches")
+        for name, text in SWITCHES.items():
+            switches.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)
+        sys.stdout.write(parser.format_help())
         raise SystemExit(0)
     parsed = _checked(tree, words, schema, flags)
     if flags.print_config:
@@ -249,14 +253,6 @@ def _constant(word: str) -> float:
     if word == "NaN":
         raise ValueError("nan is not a setting")
     return float(word)
-
-
-def _help(parser: ArgumentParser) -> str:
-    """What `--help` shows: each section with the options of the names chosen, and the switches."""
-    switches = parser.add_argument_group("switches")
-    for name, text in SWITCHES.items():
-        switches.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)
-    return str(parser.format_help())
 
 
 _UNKNOWN = r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))"

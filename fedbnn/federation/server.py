@@ -1,6 +1,7 @@
 """The loop of the server, whatever the engine: send the prior, collect, gate, fold, commit."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.base import Consolidation
 from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected, Spool
 from fedbnn.storage.ledger import Ledger
@@ -131,7 +133,9 @@ def play(federation: Federation, state: State, number: int) -> State:
     with federation.ledger.spool(number, "private") as privates:
         for aggregator in exchanges(federation, number, before, started):
             state = exchange(federation, state, aggregator, privates, stats)
-        state = _finite(_ended(federation, started, state, number), number)
+        if due := _due(federation, number):
+            state = due.apply(state)
+        state = _finite(federation.method.end_round(started, state, federation.layout), number)
         with stats.timing("evaluate"):
             evaluated = federation.evaluate(state, number, privates)
         stats.seconds["round"] = seconds = perf_counter() - began
@@ -164,26 +168,17 @@ def exchanges(
     federation: Federation, number: int, before: State, started: State
 ) -> Iterator[Exchange]:
     """The exchanges of a round: training, a consolidation that is due, the class statistics."""
-    method, head = federation.method, federation.head
-    yield method.aggregator(started)
-    if _due(federation, number) and method.consolidation and method.consolidation.aggregator:
-        yield method.consolidation.aggregator
-    if isinstance(head, GaussianHead):
-        yield StatisticsAggregator(head, before)
+    yield federation.method.aggregator(started)
+    if (due := _due(federation, number)) and due.aggregator:
+        yield due.aggregator
+    if isinstance(federation.head, GaussianHead):
+        yield StatisticsAggregator(federation.head, before)
 
 
-def _due(federation: Federation, number: int) -> bool:
-    """Whether what was learnt is consolidated; nobody else is ever told that a task ends."""
+def _due(federation: Federation, number: int) -> Consolidation | None:
+    """The consolidation of what was learnt, if due; nobody else is ever told that a task ends."""
     part = federation.method.consolidation
-    return part is not None and part.due(number, number in federation.stream.task_ends())
-
-
-def _ended(federation: Federation, before: State, state: State, number: int) -> State:
-    """The state a round ends with."""
-    method = federation.method
-    if method.consolidation is not None and _due(federation, number):
-        state = method.consolidation.apply(state)
-    return method.end_round(before, state, federation.layout)
+    return part if part and part.due(number, number in federation.stream.task_ends()) else None
 
 
 def exchange(
@@ -193,7 +188,7 @@ def exchange(
     this = (federation.run, stats.round, aggregator.exchange)
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
-        payload = FitInstruction(*this, sent, *_totals(stats.counts)).to_bytes()
+        payload = FitInstruction(*this, sent, *totals(stats.counts)).to_bytes()
         stats.bytes_down[aggregator.exchange] = len(payload) * len(stats.counts)
         call = ExpectedUpdate(
             *(*this, content_digest(payload), stats.counts),
@@ -212,13 +207,12 @@ def exchange(
     return folded
 
 
-def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
+def totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
     """N, and N_c by class."""
-    by_class: dict[str, int] = {}
+    by_class = Counter[str]()
     for held in counts.values():
-        for name, count in held.items():
-            by_class[name] = by_class.get(name, 0) + count
-    return sum(by_class.values()), {name: by_class[name] for name in sorted(by_class) if name}
+        by_class.update(held)
+    return by_class.total(), {name: by_class[name] for name in sorted(by_class) if name}
 
 
 def _collect(

@@ -1,7 +1,7 @@
 """Tables as values: of a run, of methods by seeds, of a sweep, and beside the paper's own numbers.
 
-`formats` writes them for a terminal, a paper or a page. Numbers come with their spread over the
-seeds, and the best of a column is marked.
+The page and the console write them. Numbers come with their spread over the seeds, and the best of
+a column is marked.
 """
 
 import csv

@@ -36,24 +36,20 @@ KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 
 @dataclass(frozen=True)
 class Track:
-    """Where a run is followed besides its own files.
+    """Where a run is followed besides its own files. W&B reads WANDB_ENTITY and WANDB_TAGS itself.
 
     Args:
         wandb: `auto` is online when logged in, else offline; a bare `off` (false) is understood.
         project: W&B project.
-        entity: W&B user or team; null means the default of the account.
         group: W&B group; null is the name of the configuration, or of the comparison's directory.
         name: name of the W&B run; null is METHOD-SEED, or the name of a compared run's directory.
-        tags: W&B tags.
         patience: seconds to wait for the W&B server at the start and at the end of a run.
     """
 
     wandb: Mode | bool = "auto"
     project: str = "fedbnn"
-    entity: str | None = None
     group: str | None = None
     name: str | None = None
-    tags: tuple[str, ...] = ()
     patience: Positive = 30.0
 
 
@@ -144,11 +140,10 @@ class Tracker(Watcher):
     def _begin(self, mode: Literal["online", "offline"], named: Json) -> None:
         import wandb
 
-        settings, track = _settings(self._track.patience), self._track
+        settings = _settings(self._track.patience)
         wandb.termsetup(settings, None)
-        mine: Json = {"id": self._id, "dir": self._run_dir, "settings": settings, **named}
-        whose: Json = {"project": track.project, "entity": track.entity, "tags": track.tags}
-        self._run = wandb.init(mode=mode, resume="allow", **whose, **mine)
+        mine: Json = {"id": self._id, "dir": self._run_dir, "project": self._track.project, **named}
+        self._run = wandb.init(mode=mode, resume="allow", settings=settings, **mine)
         self._run.define_metric("*", step_metric="round")
 
     @contextmanager

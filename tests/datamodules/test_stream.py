@@ -23,7 +23,6 @@ OPTIONS = st.fixed_dictionaries(
         "partition": st.sampled_from(["dirichlet", "iid"]),
         "validation": st.booleans(),
         "clients": st.integers(4, 30),
-        "class_order": st.sampled_from([None, 0, 5]),
         "seed": st.integers(0, 20),
     }
 )
@@ -95,7 +94,7 @@ def test_the_same_settings_give_the_same_stream_in_any_order_of_calls(shapes: Ma
 
 
 def test_labels_name_the_class_of_the_image(shapes: Make, shapes_dir: Path) -> None:
-    stream = shapes(class_order=3)
+    stream = shapes()
     names = {
         np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes(): file.parent.name
         for file in shapes_dir.rglob("*.png")
@@ -104,12 +103,6 @@ def test_labels_name_the_class_of_the_image(shapes: Make, shapes_dir: Path) -> N
     for images in shown:
         for pixels, label in zip(prints(images), images.labels, strict=True):
             assert images.classes[label] == f"shapes/{names[pixels]}"
-
-
-def test_a_class_order_is_a_shuffle_named_by_its_seed(shapes: Make) -> None:
-    first, again, other, plain = (shapes(class_order=seed).classes for seed in (1, 1, 2, None))
-    assert first == again != other
-    assert sorted(first) == sorted(plain)
 
 
 @pytest.mark.parametrize("samples", [None, 8])
