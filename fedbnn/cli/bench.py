@@ -119,6 +119,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
+        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
         "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
@@ -133,11 +134,13 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str, distillation: float = 0.0) -> tuple[nn.Module, Loss]:
+def _bayesian(
+    network: str, distillation: float = 0.0, learned: bool = False
+) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
     model = BayesianModel(backbone, layout_of(backbone), distillation)
-    guide = MeanFieldGuide(model)
+    guide = MeanFieldGuide(model, learned)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)

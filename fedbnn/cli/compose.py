@@ -42,7 +42,7 @@ SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
-    "beside": Value(list[str], [], "methods to run after the first one, to compare with"),
+    "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
     "stream": Section(FederatedStream, given=("seed",)),
     "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(

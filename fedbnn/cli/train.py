@@ -79,8 +79,9 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
     """The same with the other methods it names, unless the user chose one method or one run."""
     if parsed.flags.resume or "method" in parsed.flags.asked:
         return []
-    others = [name for name in parsed["beside"] if name != parsed["method"]["name"]]
-    return [parse([*argv, "--method", name]) for name in others]
+    others = [entry.split() for entry in parsed["beside"]]
+    chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
+    return [parse([*argv, "--method", *words]) for words in chosen]
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
