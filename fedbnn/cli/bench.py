@@ -25,7 +25,7 @@ from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, flags
+from fedbnn.cli.main import Arguments, flags, pair
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
@@ -75,14 +75,16 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--repeats", type=PositiveInt, default=6, help=turns)
     add("--workers", type=PositiveInt, default=2, help="workers of the process engine")
     add("--out", type=Path, help="JSON file to write")
-    return parser.parse_args(argv)
+    about = "for all but step: any setting (--KEY VALUE is the same)"
+    add("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)
+    return parser.parse_settings(argv)
 
 
 def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[str]:
     """The configuration to measure, as words."""
     asked = {"config": options.config, "method": options.method}
     asked |= {"stream.data_dir": options.data_dir, "track.wandb": "off", "evaluate.every": "0"}
-    return flags({**asked, **(more or {})})
+    return flags({**asked, **(more or {}), **dict(options.set)})
 
 
 def _short_tasks(options: Namespace) -> dict[str, str]:
