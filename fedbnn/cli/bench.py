@@ -26,7 +26,7 @@ from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, flags
+from fedbnn.cli.main import Arguments, flags, pair
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
@@ -77,14 +77,16 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--workers", type=PositiveInt, default=2, help="how many clients engines run at once")
     add("--flower", action="store_true", help="engines: measure Flower, too; this starts Ray")
     add("--out", type=Path, help="JSON file to write")
-    return parser.parse_args(argv)
+    about = "for all but step: any setting (--KEY VALUE is the same)"
+    add("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)
+    return parser.parse_settings(argv)
 
 
 def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[str]:
     """The configuration to measure, as words."""
     asked = {"config": options.config, "method": options.method}
     asked |= {"stream.data_dir": options.data_dir, "track.wandb": "off", "evaluate.every": "0"}
-    return flags({**asked, **(more or {})})
+    return flags({**asked, **(more or {}), **dict(options.set)})
 
 
 def _short_tasks(options: Namespace) -> dict[str, str]:
@@ -119,6 +121,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
+        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
         "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
@@ -133,11 +136,13 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str, distillation: float = 0.0) -> tuple[nn.Module, Loss]:
+def _bayesian(
+    network: str, distillation: float = 0.0, learned: bool = False
+) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
     model = BayesianModel(backbone, layout_of(backbone), distillation)
-    guide = MeanFieldGuide(model)
+    guide = MeanFieldGuide(model, learned)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)

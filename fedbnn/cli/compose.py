@@ -11,6 +11,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 
 from datamodules.stream import FederatedStream
+from fedbnn import methods, own
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
@@ -42,13 +43,14 @@ SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
-    "beside": Value(list[str], [], "methods to run after the first one, to compare with"),
+    "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
     "stream": Section(FederatedStream, given=("seed",)),
-    "network": Named(NETWORKS, "lenet", given=("image_shape",)),
+    "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(
         {name: preset.method for name, preset in METHODS.items()},
         "fedbnn",
         presets={name: preset.defaults for name, preset in METHODS.items()},
+        own=methods.own,
     ),
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),

@@ -173,9 +173,11 @@ class Candidates:
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
         lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
+        counts = {update.client: list(update.counts.values()) for update in trained}
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]
-            long, name = robust.row_ratio(lengths, moved, client, self.call.known(update))
+            known = self.call.known(update)
+            long, name = robust.row_ratio(lengths, counts, moved, client, known)
             near, usual = robust.trust(pull, cap), robust.trust(long, robust.LONG)
             self.trust[client] = min(near if client in moved else max(near, robust.LEAST), usual)
             if not usual:

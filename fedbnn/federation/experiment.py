@@ -162,7 +162,7 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
         network, shown = experiment.config["network"], experiment.stream
         look = shown.image_shape, state.classes, shown.preprocess
         card = export.Card(network, *look, experiment.head)
-        export.save_model(directory, card, state, experiment.layout)
+        export.save_model(directory, card, state, experiment.backbone)
     tracker.finish(found, page.write([directory], directory).figures)
 
 
