@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Joint, Local
 from fedbnn.methods.fedavg import FedAvg, FedProx
@@ -48,5 +49,15 @@ METHODS: Mapping[str, Preset] = {
     "joint": Preset(Joint),
     "local": Preset(Local),
 }
+
+
+
+def own(found: Any) -> type[Method]:
+    """A method of the user's own: a dataclass that is a Method."""
+    if isinstance(found, type) and issubclass(found, Method):
+        return found
+    what, fix = f"{found!r} is no method", "derive it from fedbnn.methods.Method"
+    raise ConfigError(what, "method", fix)
+
 
 __all__ = ["METHODS", "FedAvg", "FedBNN", "Method", "Preset"]

@@ -182,7 +182,7 @@ class FactorAggregator(Aggregator):
         """A factor must leave its posterior a positive precision, and rows a usual length."""
         scale = state["backbone.scale"]
         change = (update.tensors["backbone.precision"] * scale).mul_(scale)
-        if change.amin() <= ROUNDING - 1:
+        if change.numel() and change.amin() <= ROUNDING - 1:
             return "the precision of backbone is not positive"
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None
