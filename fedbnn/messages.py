@@ -6,7 +6,6 @@ of foreign bytes, or gives the one reason why not.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import torch
@@ -124,7 +123,8 @@ class FitResult:
 
     `private` never reaches the fold: in a simulation the same client gets it back the next time.
     `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser;
-    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it.
+    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it. `late`
+    is set where it comes: the exchange that asked for it has ended.
     """
 
     client: int
@@ -133,15 +133,7 @@ class FitResult:
     seconds: float = 0.0
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
-
-
-def read_measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
-    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
-    match said:
-        case {"seconds": float(seconds), "inner": float(inner), **train}:
-            if all(type(one) is float and isfinite(one) for one in said.values()):
-                return seconds, inner, train
-    return None
+    late: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
+from fedbnn import methods, own
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
@@ -22,6 +23,7 @@ from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
@@ -50,13 +52,14 @@ SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
-    "beside": Value(list[str], [], "methods to run after the first one, to compare with"),
+    "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
     "stream": Section(FederatedStream, given=("seed",)),
-    "network": Named(NETWORKS, "lenet", given=("image_shape",)),
+    "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(
         {name: preset.method for name, preset in METHODS.items()},
         "fedbnn",
         presets={name: preset.defaults for name, preset in METHODS.items()},
+        own=methods.own,
     ),
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),
@@ -72,6 +75,7 @@ SCHEMA: Schema = {
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
+    "federation": Section(Late),
     "track": Section(Tracked),
 }
 
@@ -100,6 +104,7 @@ def compose(
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )

@@ -17,13 +17,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import ConfigError, Exit, FedBNNError
 from fedbnn.federation import experiment
+from fedbnn.federation.experiment import Experiment
 from fedbnn.report import page, schedule, tables
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import write, writing
@@ -87,8 +90,9 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
     """The same with the other methods it names, unless the user chose one method or one run."""
     if parsed.flags.resume or "method" in parsed.flags.asked:
         return []
-    others = [name for name in parsed["beside"] if name != parsed["method"]["name"]]
-    return [parse([*argv, "--method", name]) for name in others]
+    others = [entry.split() for entry in parsed["beside"]]
+    chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
+    return [parse([*argv, "--method", *words]) for words in chosen]
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
@@ -98,11 +102,9 @@ def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
         composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
-        run_dir.note_last(directory, RUNS)
         try:
-            with owned() as signals, traceback_to(directory / "log.txt"):
-                found.append(experiment.run(composed))
-                signals.check()
+            with traceback_to(directory / "log.txt"):
+                found.append(play(composed))
         except Stopped as stopped:
             sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
             return int(stopped.code)
@@ -110,6 +112,15 @@ def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
         console.show([tables.averages(found)], f"side by side  {written.page}")
     return 0
+
+
+def play(composed: Experiment) -> dict[str, Any]:
+    """Run what was composed; SIGINT and SIGTERM end it as `Stopped`."""
+    run_dir.note_last(composed.run_dir, RUNS)
+    with owned() as signals:
+        found = experiment.run(composed)
+        signals.check()
+    return found
 
 
 def run_directory(parsed: Parsed) -> Path:
@@ -188,10 +199,13 @@ def _hung_up(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def owned() -> Iterator[Signals]:
-    """Handle SIGINT, SIGTERM and SIGHUP in here, and leave the handlers as they were found."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.handle) for number in CODES}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hung_up)
+    """Handle SIGINT, SIGTERM and SIGHUP in here, and leave the handlers as they were found.
+
+    Only the main thread may; in any other nothing is touched.
+    """
+    signals, main = Signals(), current_thread() is main_thread()
+    handlers = {**dict.fromkeys(CODES, signals.handle), signal.SIGHUP: _hung_up} if main else {}
+    before = {number: signal.signal(number, handle) for number, handle in handlers.items()}
     try:
         yield signals
     finally:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Event, Thread
@@ -29,7 +29,7 @@ from fedbnn import memory
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import Answer, Private, worker
-from fedbnn.messages import Failure, FitResult, read_measured
+from fedbnn.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
 MAX_HEAD, MAX_PRIVATE_MB = 2**16, 2**13
@@ -188,10 +188,10 @@ class Peer:
             case ["failure", int(who), str(reason)] if who == client:
                 return Failure(client, reason)
             case ["result", int(who), dict(said), int(size), int() | None as kept]:
-                if who == client and (measured := read_measured(said)):
+                if who == client and (numbers := measured(said)):
                     update = self._blob(size, self._max_megabytes)
                     own = None if kept is None else self._blob(kept, MAX_PRIVATE_MB)
-                    return FitResult(client, update, own, *measured)
+                    return FitResult(client, update, own, *numbers)
         raise ValueError(BABBLE)
 
     def _blob(self, size: int, megabytes: float) -> bytes:
@@ -247,6 +247,15 @@ class Peer:
         self.kill("dismissed")
         self._process.wait()
         self._connection.close()
+
+
+def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
+    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
+    match said:
+        case {"seconds": float(seconds), "inner": float(inner), **train}:
+            if all(type(one) is float and isfinite(one) for one in said.values()):
+                return seconds, inner, train
+    return None
 
 
 def environment() -> dict[str, str]:

@@ -12,7 +12,8 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedbnn.federation.engines import Answer
-from fedbnn.messages import Failure, FitResult, read_measured
+from fedbnn.federation.engines.process import measured
+from fedbnn.messages import Failure, FitResult
 
 HEAD, BYTES, RAW = "head", "bytes", "fedbnn.bytes"
 LONGEST = 400
@@ -55,7 +56,7 @@ def answer_records(answer: Answer) -> RecordDict:
     if isinstance(answer, Failure):
         return _records({"client": answer.client, "failure": answer.reason[:LONGEST]}, {})
     said = {"seconds": answer.seconds, "inner": answer.inner, **answer.train}
-    head = {"client": answer.client, "said": said}
+    head = {"client": answer.client, **said}
     return _records(head, {"update": answer.update, "private": answer.private})
 
 
@@ -65,9 +66,9 @@ def read_answer(records: RecordDict, client: int) -> Answer:
     match _head(records):
         case {"client": int(who), "failure": str(reason)} if who == client:
             return Failure(client, reason[:LONGEST])
-        case {"client": int(who), "said": dict(said)}:
-            if who == client and "update" in blobs and (measured := read_measured(said)):
-                return FitResult(client, blobs["update"], blobs.get("private"), *measured)
+        case {"client": int(who), **said} if who == client and "update" in blobs:
+            if numbers := measured(said):
+                return FitResult(client, blobs["update"], blobs.get("private"), *numbers)
     raise Babble("its site broke the protocol")
 
 
