@@ -28,11 +28,13 @@ class Slot:
 class Layout:
     """The order of a backbone's parameters in the flat vector, and of its running statistics.
 
-    Of batch norm all running means come first, then as many variances.
+    Of batch norm all running means come first, then as many variances. `width` is the number d of
+    features.
     """
 
     slots: tuple[Slot, ...]
     buffers: tuple[str, ...]
+    width: int
 
     @property
     def size(self) -> int:
@@ -97,7 +99,7 @@ def layout_of(backbone: nn.Module) -> Layout:
         slots += [Slot(name, weight.shape, _fan_in(own.values())) for name, weight in own.items()]
     buffers = [name for name, value in backbone.named_buffers() if value.is_floating_point()]
     buffers.sort(key=lambda name: name.endswith("running_var"))
-    return Layout(tuple(slots), tuple(buffers))
+    return Layout(tuple(slots), tuple(buffers), int(getattr(backbone, "width", 0)))
 
 
 def _fan_in(parameters: Collection[nn.Parameter]) -> int:
