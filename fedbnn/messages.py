@@ -124,7 +124,8 @@ class FitResult:
 
     `private` never reaches the fold: in a simulation the same client gets it back the next time.
     `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser;
-    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it.
+    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it. `late`
+    is set where it comes: the exchange that asked for it has ended.
     """
 
     client: int
@@ -133,6 +134,7 @@ class FitResult:
     seconds: float = 0.0
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
+    late: bool = False
 
 
 def is_receipt(client: int, private: bytes) -> bool:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.curvature import fisher, informed
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
@@ -15,6 +17,9 @@ from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.seeds import forked
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.point_client import Answer, ClientModule, Fit, optimizer
+
+MOST = 1024
+"""Images of a client by which curvature is measured, at even distances among all it has."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,10 @@ class SVIClient(ClientModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Means at the learning rate, log scales at a multiple of it."""
         lr, guide = self.method.lr or self.local.lr, self.elbo.guide
-        means = {"params": [guide.loc, *self.elbo.model.trained()]}
-        scales = {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}
-        return optimizer(self.local.optimizer, [means, scales], lr, self.local.momentum)
+        groups = [{"params": [guide.loc, *self.elbo.model.trained()]}]
+        if guide.log_scale is not None:
+            groups.append({"params": [guide.log_scale], "lr": lr * self.method.scale_lr})
+        return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
 
 
 def kl_weights(
@@ -89,6 +95,23 @@ def kl_weights(
     return method.temperature * torch.cat([torch.full((backbone,), 1 / sent.total), by_row])
 
 
+def posterior_of(
+    model: BayesianModel, guide: MeanFieldGuide, prior: Gaussian, images: Tensor, kl_weight: Tensor
+) -> Gaussian:
+    """q_k: the means trained, and scales learned beside them or what the curvature says."""
+    loc = guide.loc.detach()
+    if guide.log_scale is not None:
+        return Gaussian.from_moments(loc, guide.log_scale.detach().exp())
+    model.network.eval()
+    return informed(prior, loc, fisher(model, loc, images), kl_weight)
+
+
+def _shown(fit: Fit) -> Tensor:
+    """The images by which curvature is measured, not augmented."""
+    images = fit.assignment.images
+    return images.preprocess.normalise(images.pixels[:: ceil(len(images) / MOST)])
+
+
 class PosteriorFit:
     """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
 
@@ -96,7 +119,7 @@ class PosteriorFit:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
             self.model = BayesianModel(backbone, layout, method.feature_distillation)
-        self.guide = MeanFieldGuide(self.model)
+        self.guide = MeanFieldGuide(self.model, learned=method.precision == "learned")
 
     def fit(self, fit: Fit) -> Answer:
         """Warm new prototypes up, infer the posterior, and divide the prior out."""
@@ -111,8 +134,11 @@ class PosteriorFit:
             self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        answer = self._answer(fit, start)
-        meter = client.meter
+        prior, meter = Gaussian.from_moments(start.loc, start.scale), client.meter
+        meter.start()
+        posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
+        meter.stop()
+        answer = self._answer(fit, prior, posterior)
         return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 
     def _start(self, fit: Fit) -> Start:
@@ -124,16 +150,15 @@ class PosteriorFit:
         scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
         return Start(loc, scale, guide_loc)
 
-    def _answer(self, fit: Fit, start: Start) -> Answer:
+    def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
-        loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
-        factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
+        factor = posterior / prior
         parts = {"precision": factor.precision.float(), "info": factor.info.float()}
         size, width, held = self.layout.size, self.model.features + 1, fit.assembly.held
         sent = {f"backbone.{name}": value[:size] for name, value in parts.items()}
         sent["buffers"] = self.layout.read(fit.network.backbone)[1]
         if not self.method.shares_prototypes:
-            own = {"prototypes": loc, "prototypes.scale": scale}
+            own = {"prototypes": posterior.loc.float(), "prototypes.scale": posterior.scale.float()}
             rows = {name: value[size:].view(-1, width) for name, value in own.items()}
             return Answer(sent, fit.keep(rows))
         for name, value in parts.items():

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedbnn.bayes.distillation import FeatureDistillation
-from fedbnn.bayes.elbo import Weights
+from fedbnn.bayes.elbo import SITE, Weights
 from fedbnn.bayes.flatten import Layout
 from fedbnn.networks import Classifier
 
 pyro.settings.set(module_local_params=True)  # two clients must never share a parameter
-SITE = "weights"
 
 
 class FeatureClassifier(Classifier):
@@ -82,13 +81,14 @@ class BayesianModel(PyroModule):
 class MeanFieldGuide(AutoGuide):
     """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself, one number each a weight.
 
-    Stock `AutoNormal` draws through an auxiliary site and a Delta, which would turn the closed-form
-    KL into a sampled one.
+    Scales that are not learned are those of the prior. Stock `AutoNormal` draws through an
+    auxiliary site and a Delta, which would turn the closed-form KL into a sampled one.
     """
 
-    def __init__(self, model: BayesianModel) -> None:
+    def __init__(self, model: BayesianModel, learned: bool = True) -> None:
         super().__init__(model)
-        self.loc, self.log_scale = (nn.Parameter(torch.zeros(0)) for _ in range(2))
+        self.loc = nn.Parameter(torch.zeros(0))
+        self.log_scale = nn.Parameter(torch.zeros(0)) if learned else None
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Draw the flat vector."""
@@ -96,9 +96,13 @@ class MeanFieldGuide(AutoGuide):
 
     def posterior(self) -> Weights:
         """q(w) as a distribution."""
-        return Weights(self.loc, self.log_scale)
+        if self.log_scale is not None:
+            return Weights(self.loc, self.log_scale)
+        prior = self.model.prior()
+        return Weights(self.loc, prior.log_scale, prior.scale)
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Start from N(loc, scale^2); copied, so that the optimiser can never move a prior."""
         self.loc.data, self.loc.grad = loc.detach().clone(), None
-        self.log_scale.data, self.log_scale.grad = scale.detach().log(), None
+        if self.log_scale is not None:
+            self.log_scale.data, self.log_scale.grad = scale.detach().log(), None

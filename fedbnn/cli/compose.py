@@ -4,23 +4,26 @@ The only place that knows streams, networks, methods, heads, clients and engines
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
+from fedbnn import methods, own
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
-from fedbnn.export import Card
 from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
@@ -35,18 +38,28 @@ from lightning_modules.client_trainer import LocalTraining
 Engines: TypeAlias = Callable[[Parsed], Engine]
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
+EPOCHS = "client.epochs says how often a client goes through its images"
+MACHINES = "a client trains on one machine; give other machines clients of their own"
+
+@dataclass(frozen=True)
+class Tracked(Track):
+    __doc__ = Track.__doc__
+
+    logger: Logger | list[Logger] | None = None
+
 
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
-    "beside": Value(list[str], [], "methods to run after the first one, to compare with"),
+    "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
     "stream": Section(FederatedStream, given=("seed",)),
-    "network": Named(NETWORKS, "lenet", given=("image_shape",)),
+    "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(
         {name: preset.method for name, preset in METHODS.items()},
         "fedbnn",
         presets={name: preset.defaults for name, preset in METHODS.items()},
+        own=methods.own,
     ),
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),
@@ -57,12 +70,13 @@ SCHEMA: Schema = {
     ),
     "trainer": Free(
         Trainer,
-        {"max_epochs": "client.epochs says how often a client goes through its images"},
+        {**dict.fromkeys(("max_epochs", "min_epochs"), EPOCHS), "num_nodes": MACHINES},
         "any argument of Lightning's Trainer; objects by class_path and init_args",
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
-    "track": Section(Track),
+    "federation": Section(Late),
+    "track": Section(Tracked),
 }
 
 
@@ -74,7 +88,6 @@ def compose(
     `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
     """
     stream, backbone, layout, method, head = parts = _parts(parsed)
-    card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
     if method.shares_prototypes:
@@ -88,10 +101,10 @@ def compose(
         head=head,
         backbone=backbone,
         layout=layout,
-        card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )

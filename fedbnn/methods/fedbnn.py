@@ -2,6 +2,7 @@
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
              + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `feature_distillation`
+             L_k = L_0 + (N / tau) F_k                      with `precision: curvature`, in the end
     factor   l_k = q_k / q_0                                likelihood extraction
     server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -16,12 +17,23 @@ w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
+
+How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N,
+with precisions from the curvature:
+
+    tau L_init / N  +  p sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
+
+So after R rounds it counts as p (gamma + ... + gamma^R) rounds of data, whatever tau is, and tau
+weighs the initial scales alone. Nothing else makes it grow: where the likelihood has no curvature,
+precisions stay what they were (`moments` may lose some where means disagree). Scales that are
+`learned` do not know this measure: an optimiser moves log scales whatever the signal is, and where
+noise is all there is, the mean of precisions still grows (Jensen).
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +76,9 @@ class FedBNN(Method):
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
+        precision: how certain a client becomes. `curvature`: scales are held while means are
+            trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/curvature.py). `learned`:
+            gradient descent on log scales, as published.
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.
@@ -77,6 +92,7 @@ class FedBNN(Method):
     server_optimizer: Literal["sgd"] = "sgd"
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
+    precision: Literal["curvature", "learned"] = "learned"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
     scale_constant: bool = False
@@ -87,6 +103,16 @@ class FedBNN(Method):
         if self.server_lr != 1 and self.fold_by == "moments":
             what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
+        if self.temperature == 0 and self.precision == "curvature":
+            what, fix = "without a prior to weigh it, curvature is infinite", "precision: learned"
+            raise ConfigError(what, "method.temperature", f"above 0, or {fix}")
+
+    def facts(self) -> dict[str, Any]:
+        """How strong the prior becomes, in rounds of data."""
+        each, kept = self.server_lr, self.retention
+        strength = f"{each:g} a round" if kept == 1 else f"at most {each * kept / (1 - kept):.3g}"
+        known = {"prior_in_rounds_of_data": strength} if self.precision == "curvature" else {}
+        return {**super().facts(), **known}
 
     @property
     def server_step(self) -> ServerStep:
@@ -156,7 +182,7 @@ class FactorAggregator(Aggregator):
         """A factor must leave its posterior a positive precision, and rows a usual length."""
         scale = state["backbone.scale"]
         change = (update.tensors["backbone.precision"] * scale).mul_(scale)
-        if change.amin() <= ROUNDING - 1:
+        if change.numel() and change.amin() <= ROUNDING - 1:
             return "the precision of backbone is not positive"
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None

@@ -3,6 +3,8 @@
 The page needs no other file, and is clean in light and dark, on a phone and on paper.
 """
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,7 @@ from matplotlib.figure import Figure
 from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import figures, formats, style, tables, words
+from fedbnn.report import figures, style, tables, words
 from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import Damaged, read, read_json, write_atomic, writing
 from fedbnn.storage.run_dir import flat, intact, sealed_again
@@ -25,6 +27,9 @@ from fedbnn.storage.run_dir import flat, intact, sealed_again
 OWN = ("seed", "run_dir", "method.name", "track.group", "track.name")
 """Settings that every run has of its own, and nobody needs to be told."""
 MOST_INCIDENTS = 50
+SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}
+SAID |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX = str.maketrans({letter: rf"\{letter}" for letter in "_%&#${}"} | SAID)
 UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 
@@ -116,9 +121,53 @@ def _tables(made: Sequence[Table]) -> dict[str, str]:
     """The tables of a comparison as files; one run has its table in the page alone."""
     if len(made) == 1:
         return {}
-    written = {"md": map(formats.markdown, made), "tex": map(formats.latex, made)}
+    written = {"md": map(markdown, made), "tex": map(latex, made)}
     joined = {f"tables.{kind}": "\n".join(texts) for kind, texts in written.items()}
-    return {**joined, "tables.csv": formats.comma_separated(made)}
+    return {**joined, "tables.csv": comma_separated(made)}
+
+
+def markdown(table: Table) -> str:
+    """A pipe table under its title; the best in bold."""
+    lines = [table.heads, ("---", *("---:" for _ in table.heads[1:]))]
+    for row in table.rows:
+        texts = (f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells)
+        lines.append((row.name, *texts, *row.words))
+    safe = [[part.replace("|", r"\|") for part in line] for line in lines]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in safe)
+    notes = "".join(f"\n{note}.  " for note in table.notes)
+    return f"**{table.title}**\n\n{body}\n{notes}\n"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table; needs `\\usepackage{booktabs}`."""
+    caption = _latex(". ".join([table.title, *table.notes]))
+    cells = [[_latex(cell.text(), cell.best) for cell in row.cells] for row in table.rows]
+    lines = [[_latex(row.name), *own] for row, own in zip(table.rows, cells, strict=True)]
+    every = [list(map(_latex, table.heads)), *lines]
+    head, *body = (" & ".join(line) + " \\\\\n" for line in every)
+    columns = "l" + "r" * (len(table.heads) - 1)
+    ruled = f"\\toprule\n{head}\\midrule\n{''.join(body)}\\bottomrule\n"
+    tabular = f"\\begin{{tabular}}{{{columns}}}\n{ruled}\\end{{tabular}}"
+    return f"\\begin{{table}}\n\\centering\n\\caption{{{caption}.}}\n{tabular}\n\\end{{table}}\n"
+
+
+def _latex(text: str, best: bool = False) -> str:
+    safe = text.translate(LATEX)
+    return rf"\textbf{{{safe}}}" if best else safe
+
+
+def comma_separated(made: Sequence[Table]) -> str:
+    """All numbers, unrounded, one to a line: table, row, column, value, spread."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(("table", "row", "column", "value", "spread"))
+    for table in made:
+        for row in table.rows:
+            numbers = [(cell.value, cell.spread) for cell in row.cells]
+            told = [*numbers, *((word, None) for word in row.words)]
+            for head, pair in zip(table.heads[1:], told, strict=True):
+                writer.writerow((table.title, row.name, head, *pair))
+    return written.getvalue()
 
 
 def _incidents(runs: Runs) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from rich import progress
+from rich import box, progress
 from rich.console import Console as Screen
 from rich.panel import Panel
 from rich.progress import Progress
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from fedbnn.errors import escaped, silence
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.report import formats, tables, words
+from fedbnn.report import tables, words
 from fedbnn.report.values import Table
 from fedbnn.storage.files import write
 
@@ -145,7 +145,7 @@ class Console(Watcher):
         """The table of the run, who did not count or counted less, and where everything is."""
         self._bars.stop()
         self.screen.print()
-        self.screen.print(formats.terminal(tables.of_run(results)))
+        self.screen.print(terminal(tables.of_run(results)))
         took = f"{results['rounds_done']} rounds in {results['seconds']:.0f} s"
         self.say(f"{results['method']}, seed {results['seed']}: {took}")
         if text := words.incidents(results):
@@ -168,14 +168,15 @@ def _incidents(record: Record) -> list[str]:
     """Clients that sent nothing or were refused, each by name with the reason."""
     said = {"failed": "failed", "refused": "was refused"}
     found = [(word, record.get(key) or {}) for key, word in said.items()]
-    return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    lost = [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    late = (record.get("late") or {}).items()
+    return [*lost, *(f"client {who} counted {age} round(s) late" for who, age in late)]
 
 
-def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
-    """Print the schedule of a dry run; the keys of the first row are the columns."""
-    heads = [str(name).replace("_", " ") for name in rows[0]]
-    drawn = Grid(*heads, title="Schedule", title_justify="left")
-    for row in rows:
+def rows(title: str, found: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
+    """Print rows as a table; the keys of the first row are the columns."""
+    drawn = Grid(*(name.replace("_", " ") for name in found[0]), title=title, title_justify="left")
+    for row in found:
         drawn.add_row(*(Text(escaped(_plain(value))) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)
 
@@ -183,15 +184,32 @@ def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -
 def _plain(value: object) -> str:
     """Numbers short, sequences as a list with commas."""
     if isinstance(value, float):
-        return f"{value:g}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return f"{value:.4g}"
+    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def terminal(table: Table) -> Grid:
+    """For a terminal of any width: nothing is cut off, and the best have a star besides colour."""
+    drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    drawn.title, drawn.title_justify = Text(table.title, "bold"), "left"
+    drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
+    drawn.add_column(table.heads[0], overflow="fold")
+    for head in table.heads[1:]:
+        drawn.add_column(head.replace(" ", "\n"), justify="right", overflow="fold")
+    for row in table.rows:
+        last_task = row is table.rows[-1] and row.name == "average"
+        style = "dim" if row.quiet else "bold" if last_task else ""
+        texts = [(cell.text("±"), cell.best) for cell in row.cells]
+        cells = [Text(f"*{one}", "bold green") if best else Text(one) for one, best in texts]
+        drawn.add_row(Text(row.name), *cells, style=style)
+    return drawn
 
 
 def show(made: Sequence[Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
-        console.screen.print(formats.terminal(table))
+        console.screen.print(terminal(table))
     console.say(last)
 
 

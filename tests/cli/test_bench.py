@@ -52,7 +52,7 @@ def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Pat
         ("processes", True),
     ]
     assert rows[0]["ratio"] == 1.0
-    assert "same_bytes" in capsys.readouterr().out
+    assert "same bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("method", "exchanged"), [("fedbnn", True), ("fedavg", False)])

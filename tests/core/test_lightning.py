@@ -241,18 +241,6 @@ def test_callback_and_logger_hear_all_clients_and_change_nothing(
 # Refused by name.
 
 
-@pytest.mark.parametrize("name", ["max_epochs", "min_epochs"])
-def test_epochs_are_the_client_s_and_not_the_trainer_s(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"trainer\.{name}.*client\.epochs") as refusal:
-        ClientTrainer({name: 3})
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_client_has_one_machine() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.num_nodes"):
-        ClientTrainer({"num_nodes": 2})
-
-
 @pytest.mark.parametrize(
     "named",
     [

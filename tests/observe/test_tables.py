@@ -7,8 +7,9 @@ import statistics
 import pytest
 from rich.console import Console
 
-from fedbnn.report import formats, tables
+from fedbnn.report import page, tables
 from fedbnn.report.values import Cell, Table
+from fedbnn.tracking.console import terminal
 
 
 def cell(table: Table, row: str, column: str) -> Cell:
@@ -193,7 +194,7 @@ def test_a_small_negative_difference_is_not_minus_zero() -> None:
 def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None:
     written = io.StringIO()
     for table in tables.every(grid):
-        Console(file=written, width=80).print(formats.terminal(table))
+        Console(file=written, width=80).print(terminal(table))
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in written.getvalue()
@@ -203,7 +204,7 @@ def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None
 
 def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
     summary = tables.every(grid)[0]
-    text = formats.markdown(summary)
+    text = page.markdown(summary)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert len(rows) == 2 + len(summary.rows)
@@ -215,7 +216,7 @@ def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
 def test_latex_escapes_and_balances(grid) -> None:
     for run in grid:
         run["method"] = run["method"] + "_x&50%"
-    text = formats.latex(tables.every(grid, reference="fedbnn_x&50%")[0])
+    text = page.latex(tables.every(grid, reference="fedbnn_x&50%")[0])
     assert r"fedavg\_x\&50\%" in text
     assert text.count(r"\begin{tabular}{lrrrrrr}") == text.count(r"\end{tabular}") == 1
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -224,7 +225,7 @@ def test_latex_escapes_and_balances(grid) -> None:
 
 def test_csv_has_every_number_unrounded(grid) -> None:
     made = tables.every(grid)
-    rows = list(csv.DictReader(io.StringIO(formats.comma_separated(made))))
+    rows = list(csv.DictReader(io.StringIO(page.comma_separated(made))))
     assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
     mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
     assert float(mine["value"]) == cell(made[0], "fedbnn", "aware @TS").value
