@@ -29,7 +29,7 @@ from fedbnn.state import State
 from fedbnn.storage.files import as_json, write_atomic
 
 MODEL, CARD = "model.safetensors", "config.json"
-KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 

@@ -102,7 +102,7 @@ class PosteriorFit:
         held = fit.assignment.images.counts()
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
-        self.model.network.requires_grad_(False)
+        self.model.network.requires_grad_(False).prior_mean = fit.network.prior_mean
         if self.model.function_prior is not None:
             self.model.function_prior.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)

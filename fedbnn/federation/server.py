@@ -13,7 +13,8 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation.engines import Engine
-from fedbnn.heads import GaussianHead, Head
+from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
+from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import Method
@@ -26,7 +27,7 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
-Exchange = Aggregator | StatisticsAggregator
+Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,20 @@ class Federation:
     watchers: Sequence[Watcher]
 
     def __post_init__(self) -> None:
-        if isinstance(self.head, GaussianHead) and not self.method.shares_prototypes:
-            what = "class posteriors are shared, so they cannot stay on the clients"
-            raise ConfigError(what, "head.name", "use head: linear")
+        _fitting(self.method, self.head)
+
+
+def _fitting(method: Method, head: Head) -> None:
+    """Refuse a head that a method cannot feed."""
+    if not isinstance(head, LinearHead) and not method.shares_prototypes:
+        what = "class posteriors are shared, so they cannot stay on the clients"
+        raise ConfigError(what, "head.name", "use head: linear")
+    if not method.trains and not isinstance(head, ExactHead):
+        what = "a method that trains nothing has only class posteriors over fixed features"
+        raise ConfigError(what, "head.name", "use head: exact")
+    if method.trains and isinstance(head, ExactHead) and head.features == "backbone":
+        what = "the features of a backbone that is trained move"
+        raise ConfigError(what, "head.features", "use random_conv, or method: exact")
 
 
 @dataclass
@@ -140,9 +152,15 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
 def exchanges(
     federation: Federation, number: int, before: State, started: State
 ) -> Iterator[Exchange]:
-    """The exchanges of a round: training, a consolidation that is due, the class statistics."""
+    """The exchanges of a round: training, a consolidation that is due, the class statistics.
+
+    Statistics of features that never move come first: training may start from what they say.
+    """
     method, head = federation.method, federation.head
-    yield method.aggregator(started)
+    if isinstance(head, ExactHead):
+        yield ExactAggregator(head, width(head, before))
+    if method.trains:
+        yield method.aggregator(started)
     if _due(federation, number) and method.consolidation and method.consolidation.aggregator:
         yield method.consolidation.aggregator
     if isinstance(head, GaussianHead):

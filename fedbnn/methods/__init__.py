@@ -6,6 +6,7 @@ from typing import Any
 
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Joint, Local
+from fedbnn.methods.exact import Exact
 from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.glfc import FCIL
@@ -32,6 +33,7 @@ METHODS: Mapping[str, Preset] = {
     "fedbnn": Preset(FedBNN, head="gaussian"),
     "fedbnn_paper": Preset(FedBNN, {**PRINTED, **PRODUCT}),
     "fedbnn_authors": Preset(FedBNN, {**PRINTED, **RELEASED}),
+    "exact": Preset(Exact, head="exact"),
     "fedavg": Preset(FedAvg),
     "fedprox": Preset(FedProx),
     "scaffold": Preset(Scaffold),

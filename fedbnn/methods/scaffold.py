@@ -11,7 +11,7 @@ t_k steps: x is where they begin. A client whose update is not accepted keeps it
 knob: `lr`, grid 0.01, 0.03, 0.1, 0.3.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, cast
@@ -94,9 +94,9 @@ class Controlled(LocalObjective):
 class ScaffoldAggregator(Aggregator):
     """FedAvg's exchange, with the change of the client's control beside the weights."""
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Weights, and the change of the client's control in the same shapes."""
-        weights = super().expected(state, classes)
+        weights = super().expected(state, counts)
         return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
