@@ -43,16 +43,19 @@ _ARRAYS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 class Split:
     """One split as found: files, or pixels (n, height, width[, 3]) from `origin`, with labels."""
 
-    images: Sequence[Path] | Array
+    images: Sequence[Path] | Sequence[Array] | Array
     labels: Labels
     origin: str = ""
 
-    def read(self, index: int, size: Side) -> Array:
-        """The pixels of one image; a file is always read in colour."""
-        image, shape = self.images[index], size and (size, size)
-        if isinstance(image, Path):
-            return decode(image, 3, shape)
-        return fitted(Image.fromarray(image), shape)
+    def read(self, index: int, size: Side, shape: Shape | None = None) -> Array:
+        """One image; a file is always read in colour. All must have the shape of the first one."""
+        image, wanted = self.images[index], size and (size, size)
+        is_file = isinstance(image, Path)
+        found = decode(image, 3, wanted) if is_file else fitted(Image.fromarray(image), wanted)
+        if found.shape != (shape or found.shape):
+            what = f"image has shape {found.shape}, the first one {shape}"
+            raise DataError(what, self.place(index), "set stream.size, so that all are resized")
+        return found
 
     def place(self, index: int) -> str:
         """Where one image is."""
@@ -169,21 +172,11 @@ def _decode(name: str, split: Split, size: Side, stem: Path, shape: Shape) -> Hi
         steps = range(0, count, AT_ONCE)
         for start in track(steps, title, console=console, disable=not console.is_terminal):
             numbers = range(start, min(start + AT_ONCE, count))
-            batch = np.stack(list(pool.map(lambda i: _alike(split, i, size, shape), numbers)))
+            batch = np.stack(list(pool.map(lambda i: split.read(i, size, shape), numbers)))
             file.write(batch.tobytes())
             for row, channel in zip(histogram, batch.swapaxes(0, 1), strict=True):
                 row += np.bincount(channel.ravel(), minlength=256)
     return histogram
-
-
-def _alike(split: Split, index: int, size: Side, shape: Shape) -> Array:
-    """One image, which must have the shape of the first image of the data set."""
-    image = split.read(index, size)
-    if image.shape != shape:
-        what = f"image has shape {image.shape}, the first one {shape}"
-        fix = "set stream.size, so that all images are resized"
-        raise DataError(what, split.place(index), fix)
-    return image
 
 
 def _statistics(histogram: Histogram) -> tuple[list[float], list[float]]:

@@ -4,7 +4,7 @@ In a domain-incremental stream a task shifts all images; in a domain an image al
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from fedbnn.images import ImageSet, Preprocess
 from fedbnn.seeds import generator
 from fedbnn.stream import Task
 
-Change = Callable[[Tensor, Integers, float], Tensor]
+DOMAINS = ("clean", "rotation", "noise", "blur")
 _NOISES = 251
 
 
@@ -81,14 +81,13 @@ def collect(
     incremental: str,
     tasks: int,
     domains: tuple[str, ...],
-    class_order: int | None,
+    shuffle: bool,
     validation: bool,
     seed: int,
 ) -> Collection:
-    """Put sources side by side and cut them into tasks.
+    """Put sources side by side, perhaps `shuffle` all classes, and cut them into tasks.
 
-    `class_order` is the seed of a shuffle of all classes. With `validation` a part of train is the
-    test.
+    With `validation` a part of train is the test.
     """
     sizes = {table.name: "{}x{}".format(*table.train_pixels.shape[-2:]) for table in tables}
     found = ", ".join(f"{name} {size}" for name, size in sizes.items())
@@ -96,8 +95,8 @@ def collect(
     require(len(set(sizes.values())) == 1, "size", what, "set it, for example size: 32")
     names = [f"{table.name}/{name}" for table in tables for name in table.classes]
     order = np.arange(len(names))
-    if class_order is not None:
-        order = draws(class_order, "class order").permutation(len(names))
+    if shuffle:
+        order = draws(seed, "class order").permutation(len(names))
     train, test = (_pool(tables, split, np.argsort(order)) for split in ("train", "test"))
     if validation:
         held = held_out(train.labels, seed)
@@ -122,11 +121,11 @@ def task_labels(
     return {one.name: range(*span) for one, span in zip(tables, pairwise(ends), strict=True)}
 
 
-def _pool(tables: Sequence[Table], split: str, number: Integers) -> Pool:
-    """One split of every source; labels become places in the global order of classes."""
+def _pool(tables: Sequence[Table], split: str, place: Integers) -> Pool:
+    """One split of every source; labels count the classes of all sources by their `place`."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
-    parts = [getattr(table, f"{split}_labels").numpy() for table in tables]
-    labels = number[np.concatenate([*map(np.add, parts, starts)])]
+    own = [getattr(table, f"{split}_labels").numpy() for table in tables]
+    labels = place[np.concatenate([*map(np.add, own, starts)])]
     pixels = tuple(getattr(table, f"{split}_pixels") for table in tables)
     channels = max(len(table.mean) for table in tables)
     return Pool(pixels, labels, channels, np.ones(len(labels), bool))
@@ -153,13 +152,6 @@ def held_out(labels: Integers, seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def shifted(domain: str, pixels: Tensor, positions: Integers) -> Tensor:
-    """The uint8 images as they look in `domain`; `positions` name them, and noise is by name."""
-    name, strength = parse(domain)
-    changed = CHANGES[name](pixels.float(), positions, strength)
-    return changed.round().clamp(0, 255).to(torch.uint8)
-
-
 def domain_names(incremental: str, domains: Sequence[str] | None, sources: int) -> tuple[str, ...]:
     """The domains of a stream, each a known shift of its one source."""
     names = tuple(domains or ())
@@ -176,8 +168,8 @@ def domain_names(incremental: str, domains: Sequence[str] | None, sources: int) 
 def parse(domain: str) -> tuple[str, float]:
     """`rotation:45` -> ("rotation", 45.0); `clean` needs no strength."""
     name, _, strength = domain.partition(":")
-    fix = did_you_mean(name, CHANGES)
-    require(name in CHANGES, "domains", f"unknown domain {domain!r}", fix)
+    fix = did_you_mean(name, DOMAINS)
+    require(name in DOMAINS, "domains", f"unknown domain {domain!r}", fix)
     try:
         value = 0.0 if name == "clean" and not strength else float(strength)
     except ValueError:
@@ -189,39 +181,21 @@ def parse(domain: str) -> tuple[str, float]:
     return name, value
 
 
-def clean(pixels: Tensor, _positions: Integers, _strength: float) -> Tensor:
-    """The images as they are."""
-    return pixels
+def shifted(domain: str, pixels: Tensor, positions: Integers) -> Tensor:
+    """The uint8 images as they look in `domain`; `positions` name them.
 
-
-def rotation(pixels: Tensor, _positions: Integers, degrees: float) -> Tensor:
-    """Turned counter-clockwise about the centre, bilinear, black where nothing was."""
-    return functional.rotate(pixels, degrees, InterpolationMode.BILINEAR)
-
-
-def noise(pixels: Tensor, positions: Integers, deviation: float) -> Tensor:
-    """x + 255 deviation e, e ~ N(0, 1); image i always meets noise number i mod 251."""
-    bank = torch.randn(_NOISES, *pixels.shape[1:], generator=generator(0, "noise"))
-    return pixels + 255 * deviation * bank[torch.from_numpy(positions % _NOISES)]
-
-
-def blur(pixels: Tensor, _positions: Integers, sigma: float) -> Tensor:
-    """Convolved with a Gaussian of `sigma` pixels that reaches 3 sigma, mirrored at the border."""
-    reach = min(max(1, math.ceil(3 * sigma)), min(pixels.shape[-2:]) - 1)
-    return functional.gaussian_blur(pixels, [2 * reach + 1] * 2, [sigma] * 2) if sigma else pixels
-
-
-def contrast(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
-    """m + factor (x - m), m the mean of the image: 0 is flat grey, 1 changes nothing."""
-    mean = pixels.mean((1, 2, 3), keepdim=True)
-    return mean + factor * (pixels - mean)
-
-
-def brightness(pixels: Tensor, _positions: Integers, factor: float) -> Tensor:
-    """factor x."""
-    return factor * pixels
-
-
-CHANGES: Mapping[str, Change] = {
-    change.__name__: change for change in (clean, rotation, noise, blur, contrast, brightness)
-}
+    clean       as they are
+    rotation:D  turned by D degrees counter-clockwise about the centre, black where nothing was
+    noise:S     x + 255 S e, e ~ N(0, 1); image i always meets noise number i mod 251
+    blur:S      convolved with a Gaussian of S pixels that reaches 3 S, mirrored at the border
+    """
+    (name, strength), changed = parse(domain), pixels.float()
+    if name == "rotation":
+        changed = functional.rotate(changed, strength, InterpolationMode.BILINEAR)
+    elif name == "noise":
+        bank = torch.randn(_NOISES, *pixels.shape[1:], generator=generator(0, "noise"))
+        changed += 255 * strength * bank[torch.from_numpy(positions % _NOISES)]
+    elif name == "blur" and strength:
+        reach = min(max(1, math.ceil(3 * strength)), min(pixels.shape[-2:]) - 1)
+        changed = functional.gaussian_blur(changed, [2 * reach + 1] * 2, [strength] * 2)
+    return changed.round().clamp(0, 255).to(torch.uint8)

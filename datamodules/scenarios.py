@@ -78,14 +78,6 @@ class Schedule:
         moved = np.asarray(self.moved(round, clients), np.int64)
         return np.searchsorted(-moved, -rank, side="left")
 
-    def phases(self, clients: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-        """Runs of rounds with the same active tasks: first round, last round, the tasks."""
-        found: dict[tuple[int, ...], list[int]] = {}
-        for round in range(1, self.rounds + 1):
-            counts = enumerate(self.clients_on(round, clients))
-            found.setdefault(tuple(task for task, count in counts if count), []).append(round)
-        return tuple((rounds[0], rounds[-1], tasks) for tasks, rounds in found.items())
-
 
 def consecutive(ends: Sequence[int], stagger: int = 0) -> Schedule:
     """`ends` are the last rounds of the tasks; all clients change together, or staggered.

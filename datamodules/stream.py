@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ class FederatedStream(LightningDataModule):
         sources: list[str] | str = "digits",
         tasks: Count | None = None,
         domains: list[str] | None = None,
-        class_order: int | None = None,
+        shuffle_classes: bool = False,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
         rounds_per_task: Count | None = None,
         boundaries: list[int] | None = None,
@@ -76,9 +77,8 @@ class FederatedStream(LightningDataModule):
             sources: Names of data sets, or `folder:PATH` for images of your own
                 (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png).
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
-            domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION`, `blur:SIGMA`,
-                `contrast:FACTOR` or `brightness:FACTOR`.
-            class_order: Seed of a shuffle of the classes before they are grouped; null is none.
+            domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION` or `blur:SIGMA`.
+            shuffle_classes: Group the classes in an order drawn by the seed, not as they are named.
             schedule: `separate` (clients change together), `staggered` (each at its own offset) or
                 `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
@@ -113,8 +113,8 @@ class FederatedStream(LightningDataModule):
         require(clients_per_round <= clients, "clients_per_round", what, "use no more than clients")
         enough, fix = (samples_per_round or math.inf) >= clients_per_round, "give each client one"
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
-        fits = class_order is None or incremental == "class"
-        require(fits, "class_order", "only class groups have an order", "drop it")
+        fits = not shuffle_classes or incremental == "class"
+        require(fits, "shuffle_classes", "only class groups have an order", "drop it")
 
     @property
     def rounds(self) -> int:
@@ -137,12 +137,14 @@ class FederatedStream(LightningDataModule):
     def schedule_rows(self) -> list[dict[str, Any]]:
         """The tasks of each run of rounds with the same tasks, at its first and last round."""
         rows = []
-        for first, last, tasks in self.schedule.phases(self.num_clients):
+        shown = {round: np.sign(self.shares(round)).tolist() for round in range(1, self.rounds + 1)}
+        for active, phase in groupby(shown, shown.__getitem__):
+            first, last = (rounds := [*phase])[0], rounds[-1]
             clients = np.array([self.shares(first), self.shares(last)])
             images = np.array([self.image_shares(first), self.image_shares(last)])
-            for task in tasks:
-                classes = self.tasks[task].classes
-                row = {"first": first, "last": last, "task": self.tasks[task].name}
+            for task in np.flatnonzero(active):
+                name, classes = self.tasks[task].name, self.tasks[task].classes
+                row = {"first": first, "last": last, "task": name}
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()
@@ -155,7 +157,7 @@ class FederatedStream(LightningDataModule):
         asked = self.hparams
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
         tables = [registry.open(source) for source in self.sources]
-        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.class_order
+        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.shuffle_classes
         return collect(tables, *tasks, asked.validation, self.seed)
 
     @cached_property

@@ -1,8 +1,11 @@
 """What a user can cause ends in one line (what, where, what to do) and a documented exit code."""
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import TextIO
 
 SHOWN = 12
 
@@ -59,7 +62,7 @@ class FedBNNError(Exception):
         """One line, in the order a reader needs it."""
         where = f" ({self.where})" if self.where else ""
         fix = f"; {self.fix}" if self.fix else ""
-        return " ".join(f"{self.what}{where}{fix}".split())
+        return escaped(" ".join(f"{self.what}{where}{fix}".split()))
 
 
 class ConfigError(FedBNNError):
@@ -88,6 +91,19 @@ class NumericalError(FedBNNError):
     """A fold or a local fit left the numbers a computer can hold."""
 
     code = Exit.NUMERICAL
+
+
+def escaped(text: str) -> str:
+    """The text with every character that a terminal might obey written out, as in `\\x1b`."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def silence(file: TextIO) -> None:
+    """Let what is buffered for a reader who has gone, and all that follows, go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,37 +1,61 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`.
-Loading runs nothing.
+Loading runs nothing but the constructor of the network, and what a stranger made is checked like a
+configuration before it is built.
 
 backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
+backbone.<parameter>.constant                           a weight that was frozen
 buffers                                                 statistics of batch norm, in one vector
 prototypes.loc, prototypes.scale, prototypes.samples    a row (weights, bias) per class
 posteriors.mean, posteriors.count, ...                  the class posteriors, where there are any
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout, layout_of
-from fedbnn.errors import RunDirectoryError
+from fedbnn import own
+from fedbnn.bayes.flatten import Layout, constants, layout_of
+from fedbnn.config.parse import restored
+from fedbnn.config.ranges import Count, Positive
+from fedbnn.config.schema import Named, Schema, Section, Value
+from fedbnn.errors import FedBNNError, RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
-from fedbnn.images import ImageSet, Preprocess
+from fedbnn.images import ImageSet, Preprocess, stacked
 from fedbnn.networks import NETWORKS
-from fedbnn.state import State
-from fedbnn.storage.files import as_json, write_atomic
+from fedbnn.state import State, digest
+from fedbnn.storage import files, run_dir
 
-MODEL, CARD = "model.safetensors", "config.json"
+FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"
+_UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
+LONGEST_SIDE = 4096
+
+
+def preprocess(mean: list[float], deviation: list[Positive]) -> Preprocess:
+    """How pixels become network input."""
+    return Preprocess(tuple(mean), tuple(deviation))
+
+
+SCHEMA: Schema = {
+    "network": Named(NETWORKS, "mlp", given=("image_shape",), own=own.network),
+    "head": Named(HEADS, "linear"),
+    "image_shape": Value(tuple[Count, Count, Count], (1, 1, 1)),
+    "classes": Value(list[str], []),
+    "preprocess": Section(preprocess),
+}
+"""What a card holds, by type and range."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +70,27 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in config.json."""
-        return {**asdict(self), "head": {"name": NAMES[type(self.head)], **asdict(self.head)}}
+        look = {"mean": list(self.preprocess.mean), "deviation": list(self.preprocess.deviation)}
+        head = {"name": NAMES[type(self.head)], **asdict(self.head)}
+        return {**asdict(self), "head": head, "preprocess": look}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> "Card":
-        """The card that `to_json` wrote."""
-        if unknown := facts.keys() - {field.name for field in fields(cls)}:
-            raise ValueError(f"{CARD} has an unknown key {min(unknown)!r}")
-        options = dict(facts["head"])
-        head = HEADS[options.pop("name")](**options)
-        look = {key: tuple(facts["preprocess"][key]) for key in ("mean", "deviation")}
-        shape, classes = tuple(facts["image_shape"]), tuple(facts["classes"])
-        return cls(facts["network"], shape, classes, Preprocess(**look), head)  # type: ignore[arg-type]
+        """The card that `to_json` wrote; every value is of its type and in its range."""
+        for key in SCHEMA:
+            if facts.get(key) is None:
+                raise ValueError(f"{CARD} does not say {key}")
+        found = restored(facts, SCHEMA)
+        shape, classes = tuple(found["image_shape"]), tuple(found["classes"])
+        card = cls(found["network"], shape, classes, found.build("preprocess"), found.build("head"))
+        if card.image_shape[0] not in (1, 3) or max(shape) > LONGEST_SIDE:
+            raise ValueError(f"images cannot have the shape {shape}")
+        if len(set(classes)) < len(classes):
+            raise ValueError("a class is named twice")
+        numbers = *card.preprocess.mean, *card.preprocess.deviation
+        if len(numbers) != 2 * card.image_shape[0] or not all(map(isfinite, numbers)):
+            raise ValueError("a mean and a deviation of each channel are needed")
+        return card
 
 
 @dataclass(frozen=True)
@@ -79,21 +112,26 @@ class Prediction:
 class Model:
     """A trained model; `predict` gives class probabilities with their uncertainty."""
 
-    def __init__(self, card: Card, state: State) -> None:
+    def __init__(self, card: Card, state: State, backbone: nn.Module) -> None:
         self.card, self.state = card, state
-        self.backbone = build_backbone(card)
-        self.layout = layout_of(self.backbone)
+        self.backbone, self.layout = backbone, layout_of(backbone)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes it has learnt."""
         return self.state.classes
 
-    def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
-        """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
+    def predict(self, images: Any, samples: int = 16, seed: int = 0) -> Prediction:
+        """Predict one image or many with `samples` draws of the weights.
+
+        An image is a picture of Pillow, or an array or tensor: uint8, or floats from 0 to 1, as
+        (height, width), (channels, height, width) or (height, width, channels). Whatever its size,
+        it is cropped and resized as in training.
+        """
         predictor = Predictor(self.backbone, self.layout, self.state, self.card.head, samples, seed)
-        labels = torch.zeros(len(images), dtype=torch.long)
-        shown = ImageSet(images, labels, predictor.classes, self.card.preprocess)
+        pixels = stacked(images, self.card.image_shape)
+        labels = torch.zeros(len(pixels), dtype=torch.long)
+        shown = ImageSet(pixels, labels, predictor.classes, self.card.preprocess)
         sampled = predictor.scores(shown).softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
@@ -102,37 +140,59 @@ class Model:
 
 
 def build_backbone(card: Card) -> nn.Module:
-    """The network of a card, untrained."""
-    options = {key: value for key, value in card.network.items() if key != "name"}
-    return NETWORKS[str(card.network["name"])](card.image_shape, **options)
+    """The network of a card, untrained; the file it once began with need not be there."""
+    options = {key: card.network[key] for key in card.network.keys() - {"name", "weights"}}
+    return own.builder(str(card.network["name"]))(image_shape=card.image_shape, **options)
 
 
-def save_model(run_dir: Path, card: Card, state: State, layout: Layout) -> None:
+def save_model(directory: Path, card: Card, state: State, backbone: nn.Module) -> None:
     """Write both files, each in one piece."""
+    layout = layout_of(backbone)
     sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites |= {f"backbone.{name}.constant": value for name, value in constants(backbone).items()}
     sites["prototypes.loc"] = state["prototypes"]
     for kind, flat in KINDS.items():
         views = layout.views(state[flat]) if flat in state else {}
         sites |= {f"backbone.{name}.{kind}": value for name, value in views.items()}
     tensors = {name: tensor.contiguous() for name, tensor in sites.items()}
-    write_atomic(run_dir / MODEL, save(tensors, metadata={"format": "fedbnn 1"}))
-    write_atomic(run_dir / CARD, as_json({**card.to_json(), "classes": list(state.classes)}))
+    payload = save(tensors, metadata={"format": f"fedbnn {FORMAT}"})
+    facts = {**card.to_json(), "classes": list(state.classes), "model": digest(payload)}
+    files.write_atomic(directory / MODEL, payload)
+    files.write_atomic(directory / CARD, files.sealed(FORMAT, facts))
 
 
-def load(run_dir: Path | str) -> Model:
-    """The model of a finished run."""
-    folder = Path(run_dir)
+def load(directory: Path | str) -> Model:
+    """The model of a finished run, if both files are as they were written and it can predict.
+
+    Shapes are compared before memory is asked for: it costs no more than the file has.
+    """
+    folder = run_dir.intact(Path(directory), MODEL, CARD)
     try:
-        card = Card.from_json(json.loads((folder / CARD).read_text()))
-        sites, layout = load_file(folder / MODEL), layout_of(build_backbone(card))
-        return Model(card, State(_flat(sites, layout, card), card.classes))
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        _, facts = files.unsealed(folder / CARD)
+        payload = files.read(folder / MODEL)
+        if digest(payload) != facts.pop("model", None):
+            raise ValueError(f"the digest of {MODEL} does not match")
+        card, sites = Card.from_json(facts), read_tensors(payload)
+        with torch.device("meta" if card.network["name"] in NETWORKS else "cpu"):
+            flat = _flat(sites, layout_of(build_backbone(card)), card)
+        backbone = build_backbone(card)
+        for name, value in constants(backbone).items():
+            value.copy_(sites[f"backbone.{name}.constant"])
+        model = Model(card, State(flat, card.classes), backbone)
+        model.predict(torch.zeros(card.image_shape, dtype=torch.uint8), samples=1)
+        return model
+    except (*_UNFIT, SafetensorError, FedBNNError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
 
 
 def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:
     """The flat tensors of a state from the sites of a file, if they are those of its card."""
+    for name, tensor in sites.items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} is not finite")
+        if name.endswith(".scale") and not bool((tensor > 0).all()):
+            raise ValueError(f"{name} is not positive")
     for slot in layout.slots:
         if sites[f"backbone.{slot.name}.loc"].shape != slot.shape:
             raise ValueError(f"{slot.name} does not have the shape of the network in {CARD}")

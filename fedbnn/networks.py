@@ -1,6 +1,6 @@
 """Plain networks: a backbone turns images into features, a linear classifier these into logits.
 
-A backbone is built from the shape of the images; its `width` is the number of features.
+A backbone is built from the shape of the images.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,19 @@ class MaxPool(nn.MaxPool2d):
         return pooled.contiguous()
 
 
-class MLP(nn.Module):
+class Backbone(nn.Module):
+    """Parts that one after the other turn images into `width` features."""
+
+    width: int
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch."""
+        for part in self.children():
+            images = part(images)
+        return images
+
+
+class MLP(Backbone):
     """Flattened pixels through fully connected ReLU layers."""
 
     def __init__(self, image_shape: Shape, hidden: tuple[int, ...] = (100, 100)) -> None:
@@ -44,13 +56,8 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.width = sizes[-1]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Features of a batch."""
-        features: Tensor = self.layers(images)
-        return features
 
-
-class LeNet(nn.Module):
+class LeNet(Backbone):
     """Two 5x5 convolutions (6 and 16 channels) with 2x2 pooling, then one fully connected layer."""
 
     def __init__(self, image_shape: Shape, width: int = 200) -> None:
@@ -64,11 +71,6 @@ class LeNet(nn.Module):
         second = nn.Conv2d(6, 16, 5), nn.ReLU(), MaxPool(2)
         last = nn.Flatten(), nn.Linear(16 * rest[0] * rest[1], width), nn.ReLU()
         self.layers, self.width = nn.Sequential(*first, *second, *last), width
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Features of a batch."""
-        features: Tensor = self.layers(images)
-        return features
 
 
 class _Residual(nn.Module):
@@ -106,15 +108,18 @@ def _stages(blocks: int, norm: Norm, shortcut_kernel: int, last_relu: bool) -> n
     return nn.Sequential(*layers)
 
 
-class PaperResNet(nn.Module):
-    """The paper's table: 7x7 stem of stride 4, a residual layer a stage, 3x3 shortcuts, fc 1000."""
+class PaperResNet(Backbone):
+    """The paper's table: 7x7 stem of stride 4, a residual layer a stage, 3x3 shortcuts, fc 1000.
+
+    Side of the last map: (side + 2 - 7) // 4 + 1 after the stem, three times halved upwards.
+    """
 
     def __init__(self, image_shape: Shape, blocks_per_stage: int = 1, norm: Norm = "batch") -> None:
         super().__init__()
         stem = nn.Conv2d(image_shape[0], 64, 7, 4, 1, bias=False)
         self.stem = nn.Sequential(stem, _norm(norm, 64), nn.ReLU(), MaxPool(3, 1, 1))
         self.stages = _stages(blocks_per_stage, norm, shortcut_kernel=3, last_relu=False)
-        sides = [_paper_side(side) for side in image_shape[1:]]
+        sides = [ceil(((side - 5) // 4 + 1) / 8) for side in image_shape[1:]]
         if min(sides) < 1:
             what = "paper_resnet needs images of at least 5x5"
             raise ConfigError(what, "network.name", "use mlp")
@@ -122,18 +127,8 @@ class PaperResNet(nn.Module):
         last = nn.Linear(512 * sides[0] * sides[1], self.width)
         self.fc1 = nn.Sequential(nn.Flatten(), last, nn.ReLU())
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Features of a batch."""
-        features: Tensor = self.fc1(self.stages(self.stem(images)))
-        return features
 
-
-def _paper_side(side: int) -> int:
-    """Side of the last map: (side + 2 - 7) // 4 + 1 after the stem, three times halved upwards."""
-    return ceil(((side - 5) // 4 + 1) / 8)
-
-
-class CifarResNet18(nn.Module):
+class CifarResNet18(Backbone):
     """ResNet-18 as in the class-incremental literature: 3x3 stem, global average pooling."""
 
     def __init__(self, image_shape: Shape, norm: Norm = "batch") -> None:
@@ -145,11 +140,10 @@ class CifarResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch."""
-        features: Tensor = self.stages(self.stem(images)).mean((-2, -1))
-        return features
+        return super().forward(images).mean((-2, -1))
 
 
-NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+NETWORKS: Mapping[str, Callable[..., Backbone]] = {
     "mlp": MLP,
     "lenet": LeNet,
     "paper_resnet": PaperResNet,

@@ -5,7 +5,7 @@ Tensors of a state, by name (P backbone weights, B buffer values, C classes know
     backbone, backbone.scale      (P,)      weights, or mean and scale of their posterior
     prototypes, prototypes.scale  (C, d+1)  weights and bias of each class, likewise
     prototypes.samples            (C,)      images folded into the row so far; 0: the row is fresh
-    buffers                       (B,)      running statistics of batch norm
+    buffers                       (B,)      running means of batch norm, then its variances
 
 and what a method keeps beside them: one number a weight under `backbone.` and `prototypes.`, as
 `backbone.importance`, and whole models of the past under a name of its own.

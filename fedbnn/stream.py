@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedbnn.images import ImageSet, Preprocess
 
@@ -13,17 +13,6 @@ class Task:
 
     name: str
     classes: tuple[str, ...]
-
-
-class ClientData(Protocol):
-    """What one client has in one round: a LightningDataModule over a set of images."""
-
-    @property
-    def images(self) -> ImageSet:
-        """The images to train on."""
-
-    def with_images(self, images: ImageSet) -> "ClientData":
-        """The same, with other images."""
 
 
 class Stream(Protocol):
@@ -54,8 +43,8 @@ class Stream(Protocol):
     def train(self, round: int, client: int) -> ImageSet:
         """The images of one client in one round."""
 
-    def at(self, round: int, client: int, batch_size: int) -> ClientData:
-        """The same as a data module, for `Trainer.fit(module, datamodule=...)`."""
+    def at(self, round: int, client: int, batch_size: int) -> Any:
+        """The same as a LightningDataModule: `images`, and `with_images` for others instead."""
 
     def shares(self, round: int) -> tuple[float, ...]:
         """Share of the clients on each task in a round."""

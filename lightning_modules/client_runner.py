@@ -59,7 +59,7 @@ class ClientRunner:
         update = Update(*where, len(assignment.images), shared, answer.tensors)
         kept = answer.kept.to_bytes() if answer.kept else None
         seconds = perf_counter() - began
-        return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds)
+        return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds, answer.train)
 
     def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
         """Instruction and digest, read once for all clients that were sent the same bytes."""

@@ -48,12 +48,6 @@ _LEAN: Mapping[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_REFUSED = {
-    **dict.fromkeys(
-        ("max_epochs", "min_epochs"), "passes over a client's images are client.epochs"
-    ),
-    "num_nodes": "a client trains on one machine; give other machines clients of their own",
-}
 _RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
 """Strategies that start the script again, or send the network to a fresh process."""
 _CHATTER = (
@@ -70,13 +64,10 @@ class ClientTrainer:
     """Fits one module after the other; `options` are Lightning's own, given to every Trainer.
 
     Loggers and callbacks see the fits of all clients of the process. Several devices fork from it:
-    restarting the script would play every round twice. What means nothing for a client is refused.
+    restarting the script would play every round twice.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        for name in _REFUSED.keys() & options.keys():
-            what = f"trainer.{name} is not a client's to set"
-            raise ConfigError(what, f"trainer.{name}", _REFUSED[name])
         if options.get("strategy") in _RESTARTING:
             fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
             what = f"a client cannot train with strategy {options['strategy']}"

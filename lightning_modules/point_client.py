@@ -1,8 +1,8 @@
 """A client whose weights are points: from the state it was sent to the tensors it answers with."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -11,20 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedbnn.bayes.distillation import FeatureDistillation
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
 from fedbnn.methods import Method
 from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.networks import Classifier
+from fedbnn.seeds import forked
 from fedbnn.state import State
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 
+TERMS = ("loss", "kl")
 LARGEST = 1e8
 """A loss beyond this many nats per image is as lost as one that is no number."""
+UNTRAINED = 3
+"""After so many rounds the features of points are worth keeping: before, they are near random."""
 
 
 class Meter:
-    """What a fit cost: seconds of forward, backward and optimiser alone, and optimiser steps.
+    """What a fit cost, seconds of forward, backward and optimiser alone and optimiser steps; and
+    in `train` the means over the images of its last pass: `loss`, and for a posterior its `kl`.
 
     An object beside the module: to set an attribute of a module takes torch a hundred times as long
     as to set one here, and these change in every step.
@@ -33,7 +39,8 @@ class Meter:
     def __init__(self) -> None:
         self.seconds = self.began = 0.0
         self.steps = 0
-        self.worst = torch.zeros(())
+        self.batches: list[tuple[int, Tensor]] = []
+        self.train: dict[str, float] = {}
 
     def start(self) -> None:
         """Start the clock."""
@@ -42,6 +49,17 @@ class Meter:
     def stop(self) -> None:
         """Count what has passed since the start."""
         self.seconds += perf_counter() - self.began
+
+    def end_pass(self) -> float:
+        """Take the means over the images of a pass; the largest loss of its batches."""
+        if not self.batches:
+            return 0.0
+        images, terms = zip(*self.batches, strict=True)
+        table = torch.stack(terms).double()
+        share = torch.tensor(images, dtype=table.dtype, device=table.device) / sum(images)
+        worst, *means = torch.cat([table[:, :1].abs().amax(0), share @ table]).tolist()
+        self.batches, self.train = [], dict(zip(TERMS, means, strict=False))
+        return worst
 
 
 class ClientModule(pl.LightningModule, ABC):
@@ -61,10 +79,14 @@ class ClientModule(pl.LightningModule, ABC):
         meter.start()
         loss = self.objective(*batch)
         meter.stop()
-        meter.worst = torch.maximum(meter.worst.to(loss.device), loss.detach().abs())
+        meter.batches.append((len(batch[1]), torch.stack([loss.detach(), *self.parts()])))
         if self.trainer.loggers or self.trainer.callbacks:
             self.log("train/loss", loss.detach(), batch_size=len(batch[1]))
         return loss
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """What of the last loss is worth telling apart, for a posterior the KL."""
+        return ()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """The backward pass, timed."""
@@ -98,18 +120,21 @@ class ClientModule(pl.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:
         """The loss must have been a number, and one that a fit can have."""
-        worst = float(self.meter.worst)
+        worst = self.meter.end_pass()
         if not worst < LARGEST:
             epoch = self.current_epoch + 1
             raise FloatingPointError(f"diverged: the loss is {worst} in epoch {epoch}")
 
     def get_extra_state(self) -> Tensor:
-        """Clock and steps travel with the weights: they come back from other ranks' processes."""
-        return torch.tensor([self.meter.seconds, self.meter.steps], dtype=torch.float64)
+        """The meter travels with the weights: they come back from other ranks' processes."""
+        meter = self.meter
+        numbers = [meter.seconds, meter.steps, *meter.train.values()]
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Clock and steps of the process that trained."""
-        self.meter.seconds, self.meter.steps = float(state[0]), int(state[1])
+        """The meter of the process that trained."""
+        self.meter.seconds, steps, *train = state.tolist()
+        self.meter.steps, self.meter.train = int(steps), dict(zip(TERMS, train, strict=False))
 
 
 def optimizer(kind: str, groups: Iterable[Any], lr: float, momentum: float = 0.0) -> Optimizer:
@@ -123,16 +148,24 @@ class PointClient(ClientModule):
     """Trains backbone and prototypes of one client with the objective of its method."""
 
     def __init__(
-        self, network: Classifier, terms: LocalObjective, method: Method, local: LocalTraining
+        self,
+        network: Classifier,
+        terms: LocalObjective,
+        method: Method,
+        local: LocalTraining,
+        distillation: FeatureDistillation | None = None,
     ) -> None:
         super().__init__()
         self.network, self.terms, self.lr = network, terms, method.lr or local.lr
+        self.distillation = distillation
         self.kind = method.optimizer or local.optimizer
         self.momentum = 0.0 if method.optimizer else local.momentum
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy and the method's own terms."""
-        return self.terms.loss(images, *self.network.outputs(images), labels)
+        """Cross-entropy and the method's own terms, and what distillation adds."""
+        features, logits = self.network.outputs(images)
+        loss = self.terms.loss(images, features, logits, labels)
+        return loss if self.distillation is None else loss + self.distillation(images, features)
 
     def correct(self) -> None:
         """Let the method change the gradients (penalties, control variates)."""
@@ -140,7 +173,7 @@ class PointClient(ClientModule):
 
     def configure_optimizers(self) -> Optimizer:
         """One fresh optimiser: nothing of it lives longer than the round."""
-        return optimizer(self.kind, self.network.parameters(), self.lr, self.momentum)
+        return optimizer(self.kind, self.parameters(), self.lr, self.momentum)
 
 
 class WarmUp(ClientModule):
@@ -170,11 +203,14 @@ class WarmUp(ClientModule):
 
 @dataclass(frozen=True)
 class Answer:
-    """What one client found: tensors to send, the state it keeps, its seconds of computation."""
+    """What one client found: tensors to send, the state it keeps, its seconds of computation, and
+    how training went.
+    """
 
     tensors: dict[str, Tensor]
     kept: State | None = None
     seconds: float = 0.0
+    train: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,6 +243,14 @@ class Fit:
                 value.copy_(statistics[name])
         return module.meter.seconds
 
+    def distillation(self) -> FeatureDistillation | None:
+        """From the backbone as it was sent, if the method distils and it has been trained."""
+        weight = self.method.feature_distillation
+        if not weight or self.assignment.instruction.round <= UNTRAINED:
+            return None
+        with forked(0):  # what a map of zeros would have drawn is no draw of this client
+            return FeatureDistillation(self.network.backbone, self.assignment.layout, weight)
+
     def keep(self, rows: dict[str, Tensor]) -> State:
         """The client's own prototypes, where they stay at home."""
         return self.assembly.kept(rows, self.assignment.images.counts().values())
@@ -217,7 +261,7 @@ def fit_points(fit: Fit) -> Answer:
     warm, layout = fit.warm_up(), fit.assignment.layout
     network = fit.network.requires_grad_(True)
     terms = fit.method.objective(fit.assignment, network)
-    client = PointClient(network, terms, fit.method, fit.local)
+    client = PointClient(network, terms, fit.method, fit.local, fit.distillation())
     fit.trainer.fit(client, fit.data, fit.local.epochs)
     weights = layout.from_parameters(dict(network.named_parameters()))
     weights["buffers"] = layout.read(network.backbone)[1]
@@ -227,4 +271,4 @@ def fit_points(fit: Fit) -> Answer:
     sent, kept = terms.answer(weights, client.meter.steps, client.lr)
     if not fit.method.shares_prototypes:
         kept = fit.keep({"prototypes": rows}).having(kept.tensors if kept else {})
-    return Answer(sent, kept, warm + client.meter.seconds)
+    return Answer(sent, kept, warm + client.meter.seconds, client.meter.train)

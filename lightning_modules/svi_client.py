@@ -1,11 +1,13 @@
 """A client whose weights are a posterior: variational inference from the prior it was sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import torch
 from torch import Tensor, nn
 
+from fedbnn.bayes.curvature import fisher, informed
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
@@ -15,6 +17,9 @@ from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.seeds import forked
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.point_client import Answer, ClientModule, Fit, optimizer
+
+MOST = 1024
+"""Images of a client by which curvature is measured, at even distances among all it has."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,17 @@ class SVIClient(ClientModule):
         loss: Tensor = self.elbo(images, labels)
         return loss
 
+    def parts(self) -> tuple[Tensor, ...]:
+        """sum_j c_j KL_j of the last loss."""
+        return (self.elbo.elbo.kl,)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Means at the learning rate, log scales at a multiple of it."""
         lr, guide = self.method.lr or self.local.lr, self.elbo.guide
-        means = {"params": [guide.loc, *self.elbo.model.trained()]}
-        scales = {"params": [guide.log_scale], "lr": lr * self.method.scale_lr}
-        return optimizer(self.local.optimizer, [means, scales], lr, self.local.momentum)
+        groups = [{"params": [guide.loc, *self.elbo.model.trained()]}]
+        if guide.log_scale is not None:
+            groups.append({"params": [guide.log_scale], "lr": lr * self.method.scale_lr})
+        return optimizer(self.local.optimizer, groups, lr, self.local.momentum)
 
 
 def kl_weights(
@@ -85,14 +95,31 @@ def kl_weights(
     return method.temperature * torch.cat([torch.full((backbone,), 1 / sent.total), by_row])
 
 
+def posterior_of(
+    model: BayesianModel, guide: MeanFieldGuide, prior: Gaussian, images: Tensor, kl_weight: Tensor
+) -> Gaussian:
+    """q_k: the means trained, and scales learned beside them or what the curvature says."""
+    loc = guide.loc.detach()
+    if guide.log_scale is not None:
+        return Gaussian.from_moments(loc, guide.log_scale.detach().exp())
+    model.network.eval()
+    return informed(prior, loc, fisher(model, loc, images), kl_weight)
+
+
+def _shown(fit: Fit) -> Tensor:
+    """The images by which curvature is measured, not augmented."""
+    images = fit.assignment.images
+    return images.preprocess.normalise(images.pixels[:: ceil(len(images) / MOST)])
+
+
 class PosteriorFit:
     """One Pyro model and guide for all clients of a process; each client swaps its prior in."""
 
     def __init__(self, backbone: nn.Module, layout: Layout, method: FedBNN) -> None:
         self.method, self.layout = method, layout
         with forked(0):  # made when the first client comes, it must not use up that client's draws
-            self.model = BayesianModel(backbone, layout, method.function_prior)
-        self.guide = MeanFieldGuide(self.model)
+            self.model = BayesianModel(backbone, layout, method.feature_distillation)
+        self.guide = MeanFieldGuide(self.model, learned=method.precision == "learned")
 
     def fit(self, fit: Fit) -> Answer:
         """Warm new prototypes up, infer the posterior, and divide the prior out."""
@@ -103,11 +130,16 @@ class PosteriorFit:
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
         self.model.network.requires_grad_(False).prior_mean = fit.network.prior_mean
-        if self.model.function_prior is not None:
-            self.model.function_prior.swap(state["backbone"], state["buffers"])
+        if self.model.distillation is not None:
+            self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        return self._answer(fit, start, warm + client.meter.seconds)
+        prior, meter = Gaussian.from_moments(start.loc, start.scale), client.meter
+        meter.start()
+        posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
+        meter.stop()
+        answer = self._answer(fit, prior, posterior)
+        return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
@@ -118,18 +150,17 @@ class PosteriorFit:
         scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
         return Start(loc, scale, guide_loc)
 
-    def _answer(self, fit: Fit, start: Start, seconds: float) -> Answer:
+    def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
-        loc, scale = self.guide.loc.detach(), self.guide.log_scale.detach().exp()
-        factor = Gaussian.from_moments(loc, scale) / Gaussian.from_moments(start.loc, start.scale)
+        factor = posterior / prior
         parts = {"precision": factor.precision.float(), "info": factor.info.float()}
         size, width, held = self.layout.size, self.model.features + 1, fit.assembly.held
         sent = {f"backbone.{name}": value[:size] for name, value in parts.items()}
         sent["buffers"] = self.layout.read(fit.network.backbone)[1]
         if not self.method.shares_prototypes:
-            own = {"prototypes": loc, "prototypes.scale": scale}
+            own = {"prototypes": posterior.loc.float(), "prototypes.scale": posterior.scale.float()}
             rows = {name: value[size:].view(-1, width) for name, value in own.items()}
-            return Answer(sent, fit.keep(rows), seconds)
+            return Answer(sent, fit.keep(rows))
         for name, value in parts.items():
             sent[f"prototypes.{name}"] = value[size:].view(-1, width)[:held]
-        return Answer(sent, None, seconds)
+        return Answer(sent)

@@ -24,7 +24,7 @@ FACTORS = (
     ("temperature", "method.temperature=3e-3", ()),
     ("forgetting", "method.retention=0.8", ()),
     ("fold, as large a step", "method.fold_by=product", ("method.server_lr=0.2",)),
-    ("function prior", "method.function_prior=0", ()),
+    ("feature distillation", "method.feature_distillation=0", ()),
     ("server step", "method.server_lr=1", ()),
     ("fold, without server step", "method.fold_by=moments", ("method.server_lr=1",)),
     ("temperature", "method.temperature=3e-5", ()),

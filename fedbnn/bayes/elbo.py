@@ -7,13 +7,16 @@ make their gradients where the terms are at hand. Stock `TraceMeanField_ELBO` is
 in the tests.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
+
+SITE = "weights"
+"""The one latent site: all weights in one vector."""
 
 
 class Draw(torch.autograd.Function):
@@ -37,7 +40,7 @@ class Draw(torch.autograd.Function):
 
 
 class Weights(dist.Normal):
-    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale."""
+    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale, if it is learned."""
 
     def __init__(self, loc: Tensor, log_scale: Tensor, scale: Tensor | None = None) -> None:
         self.log_scale = log_scale
@@ -47,6 +50,8 @@ class Weights(dist.Normal):
     def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """One draw of the whole vector."""
         assert not sample_shape
+        if not self.log_scale.requires_grad:
+            return torch.randn_like(self.loc).mul_(self.scale).add_(self.loc)
         drawn: Tensor = Draw.apply(self.loc, self.log_scale, self.scale)
         return drawn
 
@@ -59,28 +64,33 @@ class WeightedKL(torch.autograd.Function):
 
         d/dm = c (m - m_0) / s_0^2        d/d(log s) = c (exp(2r) - 1)
 
-    Autograd would keep a dozen vectors as long as the network to find the same.
+    Autograd would keep a dozen vectors as long as the network to find the same. Where q has the
+    very scales of p, all that is left is the pull on the means.
     """
 
     @staticmethod
     def forward(ctx: Any, loc: Tensor, log_scale: Tensor, prior: Weights, weight: Tensor) -> Tensor:
         """The weighted sum, and its gradients for later; inner products write nothing."""
         weights = torch.as_tensor(weight, dtype=loc.dtype, device=loc.device).expand_as(loc)
-        twice = (log_scale - prior.log_scale).mul_(2)
-        growth = torch.expm1(twice)
         distance = (loc - prior.loc).div_(prior.scale)
         pull = distance * weights
-        misfit = torch.dot(torch.sub(growth, twice, out=twice), weights)
-        total = torch.dot(pull, distance) + misfit
-        ctx.save_for_backward(pull.div_(prior.scale), growth.mul_(weights))
+        total = torch.dot(pull, distance)
+        gradients = [pull.div_(prior.scale)]
+        if log_scale is not prior.log_scale:
+            twice = (log_scale - prior.log_scale).mul_(2)
+            growth = torch.expm1(twice)
+            total += torch.dot(torch.sub(growth, twice, out=twice), weights)
+            gradients.append(growth.mul_(weights))
+        ctx.save_for_backward(*gradients)
         return total.mul_(0.5)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The saved gradients, scaled where they lie if they need it: they are used once."""
-        by_loc, by_log_scale = ctx.saved_tensors
-        if gradient != 1:
-            by_loc, by_log_scale = by_loc.mul_(gradient), by_log_scale.mul_(gradient)
+        saved = ctx.saved_tensors
+        by_loc, by_log_scale = saved if len(saved) > 1 else (*saved, None)
+        for found in saved if gradient != 1 else ():
+            found.mul_(gradient)
         return by_loc, by_log_scale, None, None
 
 
@@ -88,8 +98,10 @@ class ClosedFormELBO(ELBO):
     """The negative ELBO per image with the closed-form KL; only observed sites are scored.
 
     `kl_weight` is a number or a vector c (temperature / N for the backbone, by class for
-    prototypes).
+    prototypes); `kl` is the second term of the last loss.
     """
+
+    kl: Tensor
 
     def __init__(self, kl_weight: Tensor | float = 1.0) -> None:
         super().__init__()
@@ -97,11 +109,13 @@ class ClosedFormELBO(ELBO):
 
     def differentiable_loss(self, model: Any, guide: Any, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""
-        scored, _ = self._get_trace(model, guide, (images, labels), {})
+        scored, drawn = self._get_trace(model, guide, (images, labels), {})
         sites: list[Any] = [site for site in scored.nodes.values() if site.get("is_observed")]
         logs = [site["fn"].log_prob(site["value"]).sum() for site in sites]
         misfit = torch.stack(logs).sum().neg() / len(labels)
-        kl = WeightedKL.apply(guide.loc, guide.log_scale, model.prior(), self.kl_weight)
+        q, p = (cast(Any, trace.nodes[SITE]["fn"]).base_dist for trace in (drawn, scored))
+        kl = WeightedKL.apply(q.loc, q.log_scale, p, self.kl_weight)
+        self.kl = kl.detach()
         loss: Tensor = misfit + kl
         return loss
 

@@ -1,23 +1,12 @@
 """The Bayesian neural network in Pyro: one flat latent site and a mean-field guide.
 
     w ~ N(loc_0, scale_0^2)              the prior: last round's posterior
-    y ~ Categorical(softmax(f(x; w)))    the likelihood; perhaps times a prior on the function
+    y ~ Categorical(softmax(f(x; w)))    the likelihood; with distillation times p(f_0 | f)
 
 The vector `w` holds the weights of the backbone, then the prototypes of the classifier row by row.
 Prior and guide live as long as the process: `swap` puts those of the next client in place.
-
-The prior on the function says that what the last posterior saw in an image must stay readable from
-what the new one sees. With f_0 the features under the prior mean and f those under a draw of the
-weights, every image adds the factor
-
-    log p(f_0 | f) = -lambda |f + V f + b - f_0|^2 / E |f_0|^2
-
-V and b begin at 0 on every client and are fitted with the weights: features may turn and grow,
-which the server follows (`fedbnn.heads.gaussian`), but nothing that earlier classes need is lost
-from them.
 """
 
-from copy import deepcopy
 from typing import cast
 
 import pyro
@@ -28,45 +17,12 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedbnn.bayes.elbo import Weights
+from fedbnn.bayes.distillation import FeatureDistillation
+from fedbnn.bayes.elbo import SITE, Weights
 from fedbnn.bayes.flatten import Layout
 from fedbnn.networks import Classifier
 
 pyro.settings.set(module_local_params=True)  # two clients must never share a parameter
-SITE = "weights"
-SMALLEST = 1e-6
-
-
-class FunctionPrior(nn.Module):
-    """A frozen copy of the backbone under the prior mean, and the map that reads its features."""
-
-    def __init__(self, backbone: nn.Module, layout: Layout, weight: float) -> None:
-        super().__init__()
-        self.layout, self.weight = layout, weight
-        frozen = deepcopy(backbone).requires_grad_(False).eval()
-        self.outside = (frozen,)  # in a tuple it is no submodule: nobody can train it
-        self.reader = nn.Linear(int(backbone.width), int(backbone.width))  # type: ignore[arg-type]
-        self.swap(*layout.read(backbone))
-
-    @property
-    def teacher(self) -> nn.Module:
-        """The backbone under the prior mean, in eval mode."""
-        return self.outside[0]
-
-    def swap(self, weights: Tensor, buffers: Tensor) -> None:
-        """The prior mean of the next client, with a map that changes nothing yet."""
-        self.layout.write(self.teacher, weights, buffers)
-        for parameter in self.reader.parameters():
-            parameter.data.zero_()
-            parameter.grad = None
-
-    def log_density(self, images: Tensor, features: Tensor) -> Tensor:
-        """The sum of the factors of a batch."""
-        with torch.no_grad():
-            wanted = self.teacher.to(images.device, images.dtype)(images)
-        misread = (features + self.reader(features) - wanted).square().sum()
-        unit = wanted.square().sum(1).mean().clamp_min(SMALLEST)
-        return cast(Tensor, -self.weight * misread / unit)
 
 
 class FeatureClassifier(Classifier):
@@ -80,10 +36,10 @@ class FeatureClassifier(Classifier):
 class BayesianModel(PyroModule):
     """p(y | x, w) p(w) over one flat site, for any backbone."""
 
-    def __init__(self, backbone: nn.Module, layout: Layout, function_prior: float = 0.0) -> None:
+    def __init__(self, backbone: nn.Module, layout: Layout, distillation: float = 0.0) -> None:
         super().__init__()
-        prior = FunctionPrior(backbone, layout, function_prior) if function_prior else None
-        self.function_prior = prior
+        part = FeatureDistillation(backbone, layout, distillation) if distillation else None
+        self.distillation = part
         self.network = FeatureClassifier(backbone, 1).requires_grad_(False)
         self.layout, self.features = layout, int(backbone.width)  # type: ignore[arg-type]
         self.moments = nn.Module()  # a plain module: its buffers are read without Pyro's handlers
@@ -101,8 +57,8 @@ class BayesianModel(PyroModule):
         return Weights(moments.loc, moments.log, moments.scale)  # type: ignore[arg-type]
 
     def trained(self) -> list[nn.Parameter]:
-        """What is trained beside the posterior: the map of the function prior."""
-        return [] if self.function_prior is None else list(self.function_prior.reader.parameters())
+        """What is trained beside the posterior: the map of the distillation."""
+        return [] if self.distillation is None else list(self.distillation.parameters())
 
     def outputs(self, flat: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and f(x; w)."""
@@ -117,21 +73,22 @@ class BayesianModel(PyroModule):
         features, logits = self.outputs(flat, images)
         likelihood = dist.Categorical(logits=logits, validate_args=False).to_event(1)
         pyro.sample("labels", likelihood, obs=labels)
-        if self.function_prior is not None:
-            pyro.factor("function", self.function_prior.log_density(images, features))
+        if self.distillation is not None:
+            pyro.factor("features", -len(images) * self.distillation(images, features))
         return logits
 
 
 class MeanFieldGuide(AutoGuide):
     """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself, one number each a weight.
 
-    Stock `AutoNormal` draws through an auxiliary site and a Delta, which would turn the closed-form
-    KL into a sampled one.
+    Scales that are not learned are those of the prior. Stock `AutoNormal` draws through an
+    auxiliary site and a Delta, which would turn the closed-form KL into a sampled one.
     """
 
-    def __init__(self, model: BayesianModel) -> None:
+    def __init__(self, model: BayesianModel, learned: bool = True) -> None:
         super().__init__(model)
-        self.loc, self.log_scale = (nn.Parameter(torch.zeros(0)) for _ in range(2))
+        self.loc = nn.Parameter(torch.zeros(0))
+        self.log_scale = nn.Parameter(torch.zeros(0)) if learned else None
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Draw the flat vector."""
@@ -139,9 +96,13 @@ class MeanFieldGuide(AutoGuide):
 
     def posterior(self) -> Weights:
         """q(w) as a distribution."""
-        return Weights(self.loc, self.log_scale)
+        if self.log_scale is not None:
+            return Weights(self.loc, self.log_scale)
+        prior = self.model.prior()
+        return Weights(self.loc, prior.log_scale, prior.scale)
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Start from N(loc, scale^2); copied, so that the optimiser can never move a prior."""
         self.loc.data, self.loc.grad = loc.detach().clone(), None
-        self.log_scale.data, self.log_scale.grad = scale.detach().log(), None
+        if self.log_scale is not None:
+            self.log_scale.data, self.log_scale.grad = scale.detach().log(), None

@@ -5,20 +5,20 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
+from timeit import timeit
 from typing import Any
 
 import torch
 from jsonargparse.typing import PositiveInt
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from fedbnn import memory
@@ -26,18 +26,20 @@ from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.cli.compose import compose
-from fedbnn.cli.main import Arguments, flags
+from fedbnn.cli.main import Arguments, flags, pair
 from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.server import totals
 from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.networks import NETWORKS, Classifier
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import rounds
 from fedbnn.stream import Stream
+from fedbnn.tracking import console
 
 Row = dict[str, Any]
 Seconds = dict[str, list[float]]
@@ -72,16 +74,19 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--data_dir", default="data", help="where data sets are (default: data)")
     turns = "turns of engines; rounds of overhead and memory; step takes more"
     add("--repeats", type=PositiveInt, default=6, help=turns)
-    add("--workers", type=PositiveInt, default=2, help="workers of the process engine")
+    add("--workers", type=PositiveInt, default=2, help="how many clients engines run at once")
+    add("--flower", action="store_true", help="engines: measure Flower, too; this starts Ray")
     add("--out", type=Path, help="JSON file to write")
-    return parser.parse_args(argv)
+    about = "for all but step: any setting (--KEY VALUE is the same)"
+    add("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)
+    return parser.parse_settings(argv)
 
 
 def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[str]:
     """The configuration to measure, as words."""
     asked = {"config": options.config, "method": options.method}
     asked |= {"stream.data_dir": options.data_dir, "track.wandb": "off", "evaluate.every": "0"}
-    return flags({**asked, **(more or {})})
+    return flags({**asked, **(more or {}), **dict(options.set)})
 
 
 def _short_tasks(options: Namespace) -> dict[str, str]:
@@ -116,7 +121,8 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
-        "FedBNN, function prior": step(_bayesian(network, function_prior=1.0)),
+        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
+        "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
         steps["torchbnn"] = step(_torchbnn(network), fused=False)
@@ -130,16 +136,18 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
     return module, lambda images, labels: nn.functional.cross_entropy(module(images), labels)
 
 
-def _bayesian(network: str, function_prior: float = 0.0) -> tuple[nn.Module, Loss]:
+def _bayesian(
+    network: str, distillation: float = 0.0, learned: bool = False
+) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
-    model = BayesianModel(backbone, layout_of(backbone), function_prior=function_prior)
-    guide = MeanFieldGuide(model)
+    model = BayesianModel(backbone, layout_of(backbone), distillation)
+    guide = MeanFieldGuide(model, learned)
     size = model.layout.size + CLASSES * (model.features + 1)
     start = 0.02 * torch.randn(size), torch.full((size,), 0.01)
     model.swap(*start)
     guide.swap(*start)
-    prior = [] if model.function_prior is None else [model.function_prior]
+    prior = [] if model.distillation is None else [model.distillation]
     return nn.ModuleList([guide, *prior]), ClosedFormELBO(torch.full((size,), 1e-6))(model, guide)
 
 
@@ -158,31 +166,45 @@ def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
 
 
 def _engines(options: Namespace) -> list[Row]:
-    """Rounds 1, 2, ... by each engine in turn; the workers are started before the clock is."""
-    processes = {"engine": "processes", "engine.workers": str(options.workers)}
-    asked = {"serial": {"engine": "serial"}, "processes": processes}
+    """Rounds 1, 2, ... by each engine in turn; the clock starts after the first of each.
+
+    `first_s` is how long that one took, with all that starts; `ideal` the ratio to serial that so
+    many workers could reach if nothing came between.
+    """
+    asked = {"serial": {"engine": "serial"}, **_apart(options)}
     updates: dict[str, Updates] = {name: [] for name in asked}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         parsed = {name: parse(_words(options, more)) for name, more in asked.items()}
         made = {name: compose(one, Path(folder)) for name, one in parsed.items()}
+        for one in made.values():
+            stack.callback(one.engine.close)
         numbers = {name: cycle(range(1, one.stream.rounds + 1)) for name, one in made.items()}
-        try:
-            work = {name: partial(_turn, made[name], numbers[name], updates[name]) for name in made}
-            rows = summary(interleaved(work, options.repeats, warm=1), "serial")
-        finally:
-            for one in made.values():
-                one.engine.close()
-    return [{**row, "same_bytes": updates[row["name"]] == updates["serial"]} for row in rows]
+        work = {name: partial(_turn, made[name], numbers[name], updates[name]) for name in made}
+        first = interleaved(work, repeats=1, warm=0)
+        rows = summary(interleaved(work, options.repeats, warm=0), "serial")
+    for row in rows:
+        name = row["name"]
+        row |= {"ideal": 1 / (1 if name == "serial" else options.workers)}
+        row |= {"first_s": first[name][0], "same_bytes": updates[name] == updates["serial"]}
+    return rows
+
+
+def _apart(options: Namespace) -> dict[str, dict[str, str]]:
+    """The engines that run clients elsewhere; Flower's only where it is asked for."""
+    workers = str(options.workers)
+    found = {"processes": {"engine": "processes", "engine.workers": workers}}
+    if options.flower:
+        found["flower"] = {"engine": "flower", "engine.clients_at_once": workers}
+    return found
 
 
 def _turn(made: Experiment, numbers: Iterator[int], updates: Updates) -> None:
     """Train in the next round from the state before round 1, and keep the updates that come."""
-    number, totals = next(numbers), Counter[str]()
+    number = next(numbers)
     clients = made.stream.participants(number)
-    for client in clients:
-        totals.update(made.stream.counts(number, client))
-    state = made.method.prepare(made.initial, number, sorted(totals), made.layout)
-    told = FitInstruction("bench", number, "train", state, totals.total(), dict(totals))
+    images = totals({client: made.stream.counts(number, client) for client in clients})
+    state = made.method.prepare(made.initial, number, list(images[1]), made.layout)
+    told = FitInstruction("bench", number, "train", state, *images)
     answers = made.engine.gather(told.to_bytes(), clients, lambda _: None)
     updates.append({one.client: one.update for one in answers if isinstance(one, FitResult)})
 
@@ -239,16 +261,15 @@ def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
     """MiB that a run in its own process holds after each round, and its peak."""
     command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
     alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, [0.0]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone)
-    while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
-        done = max(rounds(run), default=0)
-        resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
-        sleep(LOOK_SECONDS)
-    process.returncode = os.waitstatus_to_exitcode(ended[1])
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone) as process:
+        while process.poll() is None:
+            done = max(rounds(run), default=0)
+            resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
+            sleep(LOOK_SECONDS)
     if process.returncode:
         what = f"the run to be measured ended with exit code {process.returncode}"
         raise FederationError(what, fix="its error stands above")
-    return resident[1:], ended[2].ru_maxrss / 1024
+    return resident[1:], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:
@@ -259,9 +280,7 @@ def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: in
     seconds: Seconds = {name: [] for name in work}
     for _ in range(warm + repeats):
         for name, action in work.items():
-            start = perf_counter()
-            action()
-            seconds[name].append(perf_counter() - start)
+            seconds[name].append(timeit(action, number=1))
     return {name: values[warm:] for name, values in seconds.items()}
 
 
@@ -275,24 +294,15 @@ def summary(seconds: Seconds, reference: str) -> list[Row]:
     return rows
 
 
-def _publish(title: str, rows: Sequence[Row], out: Path | None) -> None:
+def _publish(title: str, found: Sequence[Row], out: Path | None) -> None:
     """Print rows as a table; write them as JSON with the machine they were measured on."""
-    shown = [name for name in rows[0] if not name.startswith("by_")]
-    table = Table(*shown, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(_short(row[name]) for name in shown))
-    Console(highlight=False).print(table)
+    short = [{key: row[key] for key in row if not key.startswith("by_")} for row in found]
+    console.rows(title, short)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         made_with = run_dir.environment()
-        run_dir.write_json(out, {"title": title, "rows": list(rows), "environment": made_with})
+        run_dir.write_json(out, {"title": title, "rows": list(found), "environment": made_with})
         print(f"written  {out}")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return " - ".join(map(_short, value)) if isinstance(value, list) else str(value)
 
 
 MEASURED = {"step": _step, "engines": _engines, "overhead": _overhead, "memory": _memory}

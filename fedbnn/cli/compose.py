@@ -3,7 +3,7 @@
 The only place that knows streams, networks, methods, heads, clients and engines all together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,15 +11,17 @@ from pytorch_lightning import Trainer
 from torch import nn
 
 from datamodules.stream import FederatedStream
+from fedbnn import methods, own
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation
-from fedbnn.export import Card
 from fedbnn.federation.engines import Engine, SerialEngine
+from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
@@ -31,43 +33,52 @@ from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 
+Engines: TypeAlias = Callable[[Parsed], Engine]
 Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
+EPOCHS = "client.epochs says how often a client goes through its images"
+MACHINES = "a client trains on one machine; give other machines clients of their own"
 
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
-    "beside": Value(list[str], [], "methods to run after the first one, to compare with"),
+    "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
     "stream": Section(FederatedStream, given=("seed",)),
-    "network": Named(NETWORKS, "lenet", given=("image_shape",)),
+    "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(
         {name: preset.method for name, preset in METHODS.items()},
         "fedbnn",
         presets={name: preset.defaults for name, preset in METHODS.items()},
+        own=methods.own,
     ),
     "head": Named(HEADS, {name: preset.head for name, preset in METHODS.items()}, "method"),
     "client": Section(LocalTraining),
     "engine": Named(
-        {"serial": SerialEngine, "processes": ProcessEngine},
+        {"serial": SerialEngine, "processes": ProcessEngine, "flower": FlowerSimulation},
         "serial",
         given=("worker", "entry", "config", "deadline", "max_megabytes", "log"),
     ),
     "trainer": Free(
         Trainer,
-        {"max_epochs": "client.epochs says how often a client goes through its images"},
+        {**dict.fromkeys(("max_epochs", "min_epochs"), EPOCHS), "num_nodes": MACHINES},
         "any argument of Lightning's Trainer; objects by class_path and init_args",
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
+    "federation": Section(Late),
     "track": Section(Track),
 }
 
 
-def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
-    """Every part of a run that lives in this directory; nothing is written or started yet."""
+def compose(
+    parsed: Parsed, run_dir: Path, resumed: bool = False, engine: Engines | None = None
+) -> Experiment:
+    """Every part of a run that lives in this directory; nothing is written or started yet.
+
+    `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
+    """
     stream, backbone, layout, method, head = parts = _parts(parsed)
-    card = Card(parsed["network"], stream.image_shape, (), stream.preprocess, head)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
     if method.shares_prototypes:
@@ -81,10 +92,10 @@ def compose(parsed: Parsed, run_dir: Path, resumed: bool = False) -> Experiment:
         head=head,
         backbone=backbone,
         layout=layout,
-        card=card,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
-        engine=_engine(parsed, parts, run_dir),
+        engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )
@@ -114,12 +125,12 @@ def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
     """Where the clients run: here with the parts there are, or in workers that start later."""
-    given: dict[str, Any] = {"deadline": parsed["gate"]["deadline_seconds"]}
-    if parsed["engine"]["name"] == "serial":
+    name, given = parsed["engine"]["name"], {"deadline": parsed["gate"]["deadline_seconds"]}
+    if name == "serial":
         given |= {"worker": _client_runner(parsed, parts)}
     else:
-        entry = f"{__name__}:{client_runner.__name__}"
-        given |= {"entry": entry, "config": parsed.values, "log": run_dir / "log.txt"}
-        given["max_megabytes"] = parsed["gate"]["max_megabytes"]
+        given |= {"entry": f"{__name__}:{client_runner.__name__}", "config": parsed.values}
+    if name == "processes":
+        given |= {"max_megabytes": parsed["gate"]["max_megabytes"], "log": run_dir / "log.txt"}
     engine: Engine = parsed.build("engine", **given)
     return engine

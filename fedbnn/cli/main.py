@@ -1,14 +1,14 @@
 """The command `fedbnn`: finds the subcommand and sees that it ends with a documented exit code."""
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedbnn import __version__
-from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain
+from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain, silence
 
 COMMANDS = {
     "train": "train a model; the same as python train.py",
@@ -33,6 +33,9 @@ def ended(action: Callable[[], int]) -> int:
     except FedBNNError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.code)
+    except BrokenPipeError:
+        silence(sys.stdout)
+        return int(Exit.DONE)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return int(Exit.INTERRUPTED)
@@ -89,6 +92,22 @@ class Arguments(ArgumentParser):
     def __init__(self, command: str, about: str) -> None:
         super().__init__(prog=f"fedbnn {command}", description=about, allow_abbrev=False)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A flag may be spelt with - or _."""
+        return super().parse_known_args([*spelled(args)], namespace)
+
+    def parse_settings(self, argv: Sequence[str]) -> Namespace:
+        """With flags it does not know as settings, `--KEY VALUE` like `--set KEY=VALUE`."""
+        known: Namespace
+        known, rest = self.parse_known_args(argv)
+        words = iter(rest)
+        for word in words:
+            if not word.startswith("--"):
+                self.error(f"unrecognized arguments: {word}")
+            text = word[2:] if "=" in word else f"{word[2:]}={next(words, '')}"
+            known.set.append(pair(text))
+        return known
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
         raise ConfigError(message, self.prog, f"see {self.prog} --help")
@@ -97,6 +116,22 @@ class Arguments(ArgumentParser):
 def flags(settings: Mapping[str, str]) -> list[str]:
     """Settings as the words of a command line."""
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+def spelled(argv: Sequence[str]) -> Iterator[str]:
+    """Flags in one spelling: `--dry-run` is `--dry_run`."""
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        is_flag = flag.startswith("--") and len(flag) > 2
+        yield f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_flag else word
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Key and value of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key, value
 
 
 def words(text: str) -> list[str]:

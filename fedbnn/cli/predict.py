@@ -1,6 +1,7 @@
 """`fedbnn predict RUN_DIR PICTURES`: what a trained model sees in them, and how sure it is."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import torch
 from jsonargparse.typing import PositiveInt
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedbnn import export, images
 from fedbnn.cli.main import Arguments
+from fedbnn.errors import DataError, escaped
 from fedbnn.export import Prediction
 
 
@@ -21,8 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
     model = export.load(options.run_dir)
-    paths, (channels, height, width) = images.find(options.pictures), model.card.image_shape
-    pixels = np.stack([images.decode(path, channels, (height, width)) for path in paths])
+    paths, pixels = _decoded(images.find(options.pictures), model.card.image_shape)
     prediction = model.predict(torch.from_numpy(pixels), options.samples)
     rows = _rows(paths, prediction, options.top)
     if options.uncertain_first:
@@ -41,6 +43,19 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--uncertain_first", action="store_true", help="the least certain pictures first")
     add("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args(argv)
+
+
+def _decoded(paths: Sequence[Path], shape: tuple[int, int, int]) -> tuple[list[Path], images.Array]:
+    """The pictures that can be read; each of the others is named and left out, unless all are."""
+    found: dict[Path, images.Array] = {}
+    for path in paths:
+        try:
+            found[path] = images.decode(path, shape[0], shape[1:])
+        except DataError as error:
+            if len(paths) == 1 or (path == paths[-1] and not found):
+                raise
+            sys.stderr.write(f"left out: {error}\n")
+    return [*found], np.stack([*found.values()])
 
 
 def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[str, Any]]:
@@ -62,6 +77,6 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     table = Table("picture", "likeliest classes", "entropy", "mutual information")
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
-        doubt = (f"{row[name]:.3f}" for name in ("entropy", "mutual_information"))
-        table.add_row(row["picture"], classes, *doubt)
+        doubt = [f"{row[name]:.3f}" for name in ("entropy", "mutual_information")]
+        table.add_row(*(Text(escaped(text)) for text in (row["picture"], classes, *doubt)))
     Console(highlight=False).print(table)

@@ -7,29 +7,36 @@ its own, and it passes on whatever is not a KeyboardInterrupt; so a handler that
 enough, also in the middle of a fit.
 """
 
+import errno
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
-from fedbnn.cli.compose import SCHEMA, compose
+from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
-from fedbnn.errors import Exit, FedBNNError
+from fedbnn.errors import ConfigError, Exit, FedBNNError
 from fedbnn.federation import experiment
-from fedbnn.report import figures, page, tables
-from fedbnn.storage import run_dir as directories
+from fedbnn.federation.experiment import Experiment
+from fedbnn.report import page, schedule, tables
+from fedbnn.storage import run_dir
+from fedbnn.storage.files import write, writing
 from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
 
 RUNS = Path("runs")
 UNEXPECTED = 1
+EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
+"""What the system says when there is no more room, or no more open files."""
 CODES = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
 START = "python train.py --config conf/quickstart.yaml"
 WELCOME = f"""\
@@ -41,18 +48,20 @@ FedBNN trains one model over many clients whose data drift. Three commands to be
 """
 
 
-def main(argv: Sequence[str]) -> int:
-    """Train; without words, say how to begin."""
+def main(argv: Sequence[str], engine: Engines | None = None) -> int:
+    """Train; without words, say how to begin. `engine` makes another than the one configured."""
     if not argv:
         sys.stdout.write(WELCOME)
         return 0
     parsed = parse(argv)
-    return _dry_run(parsed) if parsed.flags.dry_run else _train([parsed, *_beside(argv, parsed)])
+    if parsed.flags.dry_run:
+        return _dry_run(parsed)
+    return _train([parsed, *_beside(argv, parsed)], engine)
 
 
 def parse(argv: Sequence[str]) -> Parsed:
     """The configuration that these words stand for."""
-    return parse_by(argv, SCHEMA, lambda which: directories.find(which, RUNS))
+    return parse_by(argv, SCHEMA, lambda which: run_dir.find(which, RUNS))
 
 
 def _dry_run(parsed: Parsed) -> int:
@@ -60,8 +69,8 @@ def _dry_run(parsed: Parsed) -> int:
     stream = parsed.build("stream", seed=parsed["seed"])
     picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
-    figures.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
-    console.schedule(stream.schedule_rows())
+    schedule.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
+    console.rows("Schedule", stream.schedule_rows())
     print(f"picture  {picture}")
     return 0
 
@@ -70,21 +79,21 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
     """The same with the other methods it names, unless the user chose one method or one run."""
     if parsed.flags.resume or "method" in parsed.flags.asked:
         return []
-    others = [name for name in parsed["beside"] if name != parsed["method"]["name"]]
-    return [parse([*argv, "--method", name]) for name in others]
+    others = [entry.split() for entry in parsed["beside"]]
+    chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
+    return [parse([*argv, "--method", *words]) for words in chosen]
 
 
-def _train(wanted: Sequence[Parsed]) -> int:
+def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
     """Each run in its own directory; after several, what they say together."""
     first, found = run_directory(wanted[0]), []
     names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
-        composed = compose(parsed, directory, bool(parsed.flags.resume))
+        composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
         try:
-            with owned() as signals, traceback_to(directory / "log.txt"):
-                found.append(experiment.run(composed))
-                signals.check()
+            with traceback_to(directory / "log.txt"):
+                found.append(play(composed))
         except Stopped as stopped:
             sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
             return int(stopped.code)
@@ -94,13 +103,25 @@ def _train(wanted: Sequence[Parsed]) -> int:
     return 0
 
 
+def play(composed: Experiment) -> dict[str, Any]:
+    """Run what was composed; SIGINT and SIGTERM end it as `Stopped`."""
+    run_dir.note_last(composed.run_dir, RUNS)
+    with owned() as signals:
+        found = experiment.run(composed)
+        signals.check()
+    return found
+
+
 def run_directory(parsed: Parsed) -> Path:
     """The one resumed, the one asked for, or the first free of runs/NAME, runs/NAME-2, ..."""
     if parsed.flags.resume:
-        return directories.find(parsed.flags.resume, RUNS)
+        return run_dir.find(parsed.flags.resume, RUNS)
     if parsed["run_dir"]:
         return Path(parsed["run_dir"])
     named = RUNS / str(parsed["name"])
+    if RUNS.resolve() not in named.resolve().parents:
+        what = f"the name {parsed['name']!r} leads out of {RUNS}/"
+        raise ConfigError(what, "name", "use a plain word; run_dir may be any directory")
     free = (named.with_name(f"{named.name}-{number}") for number in count(2))
     return named if not named.exists() else next(path for path in free if not path.exists())
 
@@ -113,8 +134,12 @@ def traceback_to(log: Path) -> Iterator[None]:
     except FedBNNError:
         raise
     except Exception as error:
-        with log.open("a", encoding="utf-8") as file:
-            traceback.print_exception(error, file=file)
+        text = "".join(traceback.format_exception(error))
+        with suppress(FedBNNError):
+            write(log, text.encode(errors="backslashreplace"), "ab")
+        if isinstance(error, OSError) and error.errno in EXHAUSTED:
+            with writing(log.parent):
+                raise
         name = type(error).__name__
         sys.stderr.write(f"error: unexpected {name}; the traceback is in {log}; please report it\n")
         raise SystemExit(UNEXPECTED) from error
@@ -155,11 +180,21 @@ class Signals:
             raise Stopped(self.received)
 
 
+def _hung_up(_number: int, _frame: FrameType | None) -> None:
+    """The terminal was closed, which ends no training."""
+    go_on = "the terminal was closed: the run goes on; SIGTERM to process %d stops it"
+    console.LOG.warning(go_on, os.getpid())
+
+
 @contextmanager
 def owned() -> Iterator[Signals]:
-    """Handle SIGINT and SIGTERM in here, and leave the handlers as they were found."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.handle) for number in CODES}
+    """Handle SIGINT, SIGTERM and SIGHUP in here, and leave the handlers as they were found.
+
+    Only the main thread may; in any other nothing is touched.
+    """
+    signals, main = Signals(), current_thread() is main_thread()
+    handlers = {**dict.fromkeys(CODES, signals.handle), signal.SIGHUP: _hung_up} if main else {}
+    before = {number: signal.signal(number, handle) for number, handle in handlers.items()}
     try:
         yield signals
     finally:

@@ -77,7 +77,8 @@ class Candidates:
     """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust).
 
     They come in client order. `trust` is the weight of every client that is folded, `failed` and
-    `refused` say by client what is not and why, `pulls` how far each stood from the others.
+    `refused` say by client what is not and why, `pulls` how far each stood from the others, and
+    `late` how many rounds ago a client was asked for the answer that is folded now.
     """
 
     gate: Gate
@@ -88,37 +89,40 @@ class Candidates:
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
     pulls: dict[int, float] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
     bytes_up: int = 0
     _heard: set[int] = field(default_factory=set)
     _accepted: dict[int, Update] = field(default_factory=dict)
 
-    def admit(self, answer: FitResult | Failure) -> bool:
-        """Accept an answer for folding, or note by name why not."""
+    def admit(self, answer: FitResult | Failure, call: ExpectedUpdate | None = None) -> bool:
+        """Accept an answer for folding, or note by name why not; `call` is that of a late one."""
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
             return False
         self.bytes_up += len(answer.update)
         try:
-            update = self._checked(answer)
+            update = self._checked(answer, call or self.call)
         except Refused as refusal:
-            self._refuse(answer.client, answer.update, str(refusal))
+            self.refuse(answer.client, answer.update, str(refusal))
             return False
+        if call is not None:
+            self.late[update.client] = self.call.round - update.round
         kept = self.spool.put(update.client, answer.update)
         self._accepted[update.client] = update if kept is answer.update else read_update(kept)
         return True
 
-    def _checked(self, reply: FitResult) -> Update:
+    def _checked(self, reply: FitResult, call: ExpectedUpdate) -> Update:
         """The update, after every check that needs no other client."""
         size, cap = len(reply.update) / 2**20, self.gate.max_megabytes
         if size > cap:
             raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
         update = read_update(reply.update)
-        _addressed(update, self.call)
+        _addressed(update, call)
         self._hear(update, reply)
-        _same_sites(update, self.call)
+        _same_sites(update, call)
         _finite(update)
-        _plausible(update, self.call)
-        if (reason := self.call.defect(update)) is not None:
+        _plausible(update, call)
+        if (reason := call.defect(update)) is not None:
             raise Refused(reason)
         return update
 
@@ -132,7 +136,8 @@ class Candidates:
             raise Refused("answered late, after it had been given up")
         self._heard.add(reply.client)
 
-    def _refuse(self, client: int, payload: bytes, reason: str) -> None:
+    def refuse(self, client: int, payload: bytes, reason: str) -> None:
+        """Note by name why an answer does not count, and keep it for a person to look at."""
         self.refused[client] = reason
         self.rejected.keep(self.call.round, self.call.exchange, client, payload, reason)
 
@@ -168,9 +173,11 @@ class Candidates:
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
         lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
+        counts = {update.client: list(update.counts.values()) for update in trained}
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]
-            long, name = robust.row_ratio(lengths, moved, client, self.call.known(update))
+            known = self.call.known(update)
+            long, name = robust.row_ratio(lengths, counts, moved, client, known)
             near, usual = robust.trust(pull, cap), robust.trust(long, robust.LONG)
             self.trust[client] = min(near if client in moved else max(near, robust.LEAST), usual)
             if not usual:
@@ -180,7 +187,7 @@ class Candidates:
                 self._expel(client, apart)
 
     def _expel(self, client: int, reason: str) -> None:
-        self._refuse(client, self.spool[client], reason)
+        self.refuse(client, self.spool[client], reason)
         self.spool.drop(client)
         del self.trust[client], self._accepted[client]
 

@@ -21,12 +21,14 @@ Rows of classes cannot be compared so: somebody may be the only one who knows a 
 class moves far. But rows are about equally long, and their precisions too. For each of these
 tensors, with l_kc the length of row c,
 
-    v_k = max_c l_kc / max(median_j median_c l_jc, L_c)    its longest row, by a typical one
+    v_k = max_c l_kc / max(median_j median_c l_jc, L_c) * min(1, n_kc / median_j median_c n_jc)
+                                            its longest row, by a typical one
     trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
 
 L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
-is, while the first of a new one know little.
+is, while the first of a new one know little. Of a class with few images a client knows little and
+may think much, but it weighs less in the row by as much.
 
 A row that is alone wins every softmax and learns nothing, so clients with several classes are
 measured by each other: by the larger of their median and that of all. Clients with one class are
@@ -95,19 +97,20 @@ def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 def row_ratio(
     lengths: Mapping[int, Mapping[str, Sequence[float]]],
+    counts: Mapping[int, Sequence[int]],
     moved: Sequence[int],
     client: int,
     known: Mapping[str, Sequence[float]],
 ) -> tuple[float, str]:
     """The largest v_k over the row tensors of a client, and of which; 0 without two others."""
-    found = [(0.0, "")]
-    others = [lengths[other] for other in moved if other != client and other in lengths]
+    found, images = [(0.0, "")], counts.get(client, ())
+    others = [other for other in moved if other != client and other in lengths]
+    usual = _median([_median(counts[other]) for other in others]) or 1.0
     for name, own in lengths.get(client, {}).items():
-        theirs = [other[name] for other in others if name in other]
-        typical = _typical_length(theirs, alone=len(own) == 1)
-        if typical:
-            usual = [max(typical, old) for old in known.get(name, [0.0] * len(own))]
-            ratios = [length / much for length, much in zip(own, usual, strict=True)]
+        theirs = [lengths[other][name] for other in others if name in lengths[other]]
+        if typical := _typical_length(theirs, alone=len(own) == 1):
+            rows = zip(own, known.get(name, [0.0] * len(own)), images, strict=True)
+            ratios = [long / max(typical, old) * min(1.0, n / usual) for long, old, n in rows]
             found.append((max(ratios), name))
     return max(found)
 

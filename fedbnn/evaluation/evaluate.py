@@ -5,15 +5,17 @@ rows there are. Where the rows stay on the clients, each client is tested on the
 then the mean is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegativeCount
 from fedbnn.evaluation import metrics
+from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator
@@ -22,6 +24,7 @@ from fedbnn.stream import Stream, Task
 
 REGIMES = ("task_aware", "class_agnostic")
 UNCERTAINTIES = ("entropy", "mutual_information")
+FULL = ("pooled", "novelty", "diagnostics")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,6 @@ class Evaluation:
     Args:
         every: rounds between two Focus-on-Now evaluations; 0: only at task ends and the last round.
         images: most images of one Focus-on-Now test set; null means all.
-        tasks_every: rounds between evaluations on full test sets, besides task ends; null: none.
         novelty_images: most images of each task not begun yet, to see whether they look strange.
         batch_size: images whose scores are held in memory at once.
         samples: weight samples S of a Bayesian model.
@@ -40,7 +42,6 @@ class Evaluation:
 
     every: NonNegativeCount = 1
     images: Count | None = 1000
-    tasks_every: Count | None = None
     novelty_images: NonNegativeCount = 500
     batch_size: Count = 500
     samples: Count = 8
@@ -48,16 +49,11 @@ class Evaluation:
 
     def full(self, round: int, stream: Stream) -> bool:
         """Whether this round is evaluated on the full test sets."""
-        return _due(round, self.tasks_every, stream)
+        return round == stream.rounds or round in stream.task_ends()
 
     def now(self, round: int, stream: Stream) -> bool:
         """Whether this round has a Focus-on-Now value."""
-        return _due(round, self.every, stream)
-
-
-def _due(round: int, every: int | None, stream: Stream) -> bool:
-    often = bool(every) and round % (every or 1) == 0
-    return often or round == stream.rounds or round in stream.task_ends()
+        return bool(self.every and round % self.every == 0) or self.full(round, stream)
 
 
 @dataclass(frozen=True)
@@ -89,29 +85,25 @@ def _predict_chunk(model: Predictor, images: ImageSet, task: Task) -> tuple[Tens
     own = [column for column, name in enumerate(model.classes) if name in task.classes]
     scores = model.scores(images).float().cpu()
     aware, sampled = scores[..., own].softmax(-1).mean(0), scores.softmax(-1)
-    labels = _as_columns(images, [model.classes[column] for column in own])
+    known = tuple(model.classes[column] for column in own), model.classes
+    labels, every = (images.among(classes).labels for classes in known)
     mean, doubt = sampled.mean(0), metrics.mutual_information(sampled)
-    return aware, labels, mean, _as_columns(images, model.classes), metrics.entropy(mean), doubt
-
-
-def _as_columns(images: ImageSet, columns: Sequence[str]) -> Tensor:
-    """The column of each image's class, -1 for classes without one."""
-    place = {name: column for column, name in enumerate(columns)}
-    return torch.tensor([place.get(name, -1) for name in images.classes])[images.labels.cpu()]
+    return aware, labels, mean, every, metrics.entropy(mean), doubt
 
 
 def evaluate_round(
     model: Predictor, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
 ) -> dict[str, Any]:
-    """The evaluated part of a round's record: fon, tasks, novelty, diagnostics, seen_classes.
+    """The evaluated part of a round's record: fon, tasks, `FULL`, seen_classes.
 
-    With `known_only` the test sets hold only the classes that the model has rows for.
+    `pooled` are the numbers of all images of the tasks begun, together. With `known_only` the test
+    sets hold only the classes that the model has rows for.
     """
     this = _Round(model, stream, round, settings, known_only)
     with torch.inference_mode():
         fon = this.focus_on_now() if settings.now(round, stream) else None
         full = this.full() if settings.full(round, stream) else {}
-    nothing = {"tasks": [None] * len(stream.tasks), "novelty": None, "diagnostics": None}
+    nothing = {"tasks": [None] * len(stream.tasks), **dict.fromkeys(FULL)}
     return {"fon": fon, **nothing, **full, "seen_classes": len(model.classes)}
 
 
@@ -130,7 +122,7 @@ class _Round:
         images = self._tested(self.stream.test_now(self.round, self.settings.images))
         left, right = torch.ones(len(images), dtype=torch.bool), dict.fromkeys(REGIMES, 0.0)
         for task, share in zip(self.stream.tasks, self.stream.shares(self.round), strict=True):
-            mine = left & (_as_columns(images, task.classes) >= 0) & (share > 0)
+            mine = left & (images.among(task.classes).labels >= 0) & (share > 0)
             left = left & ~mine
             if found := self._predict(images.subset(mine.nonzero().flatten()), task):
                 for name in REGIMES:
@@ -146,10 +138,12 @@ class _Round:
         seen, everything = ([one for one in part if one] for part in (known, found))
         split = {name: _by_seen(everything, name) for name in UNCERTAINTIES}
         areas = {name: metrics.unseen_auroc(*parts) for name, parts in split.items()}
-        bins = {name: metrics.reliability([one.regime(name) for one in seen]) for name in REGIMES}
+        pooled = {name: metrics.pooled([one.regime(name) for one in seen]) for name in REGIMES}
+        bins = {name: metrics.reliability(*both) for name, both in pooled.items()}
         spread = {name: metrics.histograms(*parts) for name, parts in split.items()}
         return {
             "tasks": [_task_line(one) if one else None for one in known],
+            "pooled": {name: asdict(metrics.quality(*both)) for name, both in pooled.items()},
             "novelty": areas if areas["entropy"] is not None else None,
             "diagnostics": {"reliability": bins, "uncertainty": spread},
         }
@@ -165,7 +159,8 @@ class _Round:
     def _tested(self, images: ImageSet) -> ImageSet:
         if not self.known_only:
             return images
-        return images.subset((_as_columns(images, self.model.classes) >= 0).nonzero().flatten())
+        known = images.among(self.model.classes).labels >= 0
+        return images.subset(known.nonzero().flatten())
 
     def _predict(self, images: ImageSet, task: Task) -> Predictions | None:
         """Predictions, if there are any images."""
@@ -174,8 +169,7 @@ class _Round:
 
 def begun(stream: Stream, round: int) -> list[bool]:
     """For each task, whether any round up to this one had a share of it."""
-    shares = [stream.shares(earlier) for earlier in range(1, round + 1)]
-    return [any(share > 0 for share in column) for column in zip(*shares, strict=True)]
+    return list(map(any, zip(*map(stream.shares, range(1, round + 1)), strict=True)))
 
 
 def _by_seen(predictions: Sequence[Predictions], uncertainty: str) -> tuple[Tensor, Tensor]:
@@ -193,17 +187,44 @@ def _task_line(predictions: Predictions) -> dict[str, Any]:
     return {"images": len(predictions.labels), **found, "chance": chance}
 
 
+@dataclass(frozen=True)
+class Evaluator:
+    """Judges the state of a round on the one backbone there is; the draws follow from `seed`."""
+
+    stream: Stream
+    backbone: nn.Module
+    layout: Layout
+    head: Head
+    settings: Evaluation
+    seed: int
+
+    def __call__(self, state: State, round: int, privates: Mapping[int, bytes]) -> dict[str, Any]:
+        """The evaluated part of a record; client by client where the prototypes stay with them."""
+        stream, settings = self.stream, self.settings
+        if "prototypes" not in state:
+            own = (State.from_bytes(payload) for payload in privates.values())
+            whole = (State({**state.tensors, **one.tensors}, one.classes) for one in own)
+            models = (self._predictor(one, self.head) for one in whole)
+            found = evaluate_clients(models, stream, round, settings)
+        else:
+            found = evaluate_round(self._predictor(state, self.head), stream, round, settings)
+            if settings.both_heads and isinstance(self.head, GaussianHead):
+                linear = self._predictor(state, LinearHead())
+                found["linear"] = evaluate_round(linear, stream, round, settings)
+        return {**found, "posterior": metrics.scale_quantiles(state)}
+
+    def _predictor(self, state: State, head: Head) -> Predictor:
+        """The state made ready: its draws are made here, once for all images."""
+        drawn = self.settings.samples, self.seed
+        return Predictor(self.backbone, self.layout, state, head, *drawn)
+
+
 def evaluate_clients(
-    models: Sequence[Predictor], stream: Stream, round: int, settings: Evaluation
+    models: Iterable[Predictor], stream: Stream, round: int, settings: Evaluation
 ) -> dict[str, Any]:
     """Each client's model on the classes it knows: the mean of every number they have."""
     found = [evaluate_round(one, stream, round, settings, known_only=True) for one in models]
     return dict(_mean(found))
-
-
-def with_prototypes(state: State, own: State) -> State:
-    """The global backbone with one client's own prototypes."""
-    return State({**state.tensors, **own.tensors}, own.classes)
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -88,25 +88,33 @@ def mutual_information(sampled: Tensor) -> Tensor:
 
 
 def unseen_auroc(seen: Tensor, unseen: Tensor) -> float | None:
-    """P(an unseen class is found more uncertain than a seen one); None without images of both."""
-    if not len(seen) or not len(unseen):
-        return None
+    """P(an unseen class is found more uncertain than a seen one).
+
+    None without images of both, or where all are alike: weights that are points never disagree.
+    """
     values = torch.cat([seen, unseen]).double()
+    if not len(seen) or not len(unseen) or values.min() == values.max():
+        return None
     target = torch.cat([torch.zeros(len(seen)), torch.ones(len(unseen))]).long()
     return float(classification.binary_auroc(values / values.max().clamp(min=SMALLEST), target))
 
 
-def reliability(predicted: Sequence[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
+def pooled(predicted: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Probabilities and labels of several sets of images as one; a column that a set lacks is 0."""
+    widest = max(probabilities.shape[1] for probabilities, _ in predicted)
+    wide = [pad(odds, (0, widest - odds.shape[1])) for odds, _ in predicted]
+    return torch.cat(wide), torch.cat([labels for _, labels in predicted])
+
+
+def reliability(probabilities: Tensor, labels: Tensor) -> dict[str, list[float]]:
     """Images, mean confidence and fraction right in equal bins of the highest probability.
 
-    Over all images of these probabilities and labels together; 0 where a bin is empty.
+    0 where a bin is empty.
     """
-    best = [pad(probabilities, (0, 1)).double().max(-1) for probabilities, _ in predicted]
-    confidence = torch.cat([values for values, _ in best])
-    hits = [guess == labels for (_, guess), (_, labels) in zip(best, predicted, strict=True)]
+    confidence, guess = pad(probabilities, (0, 1)).double().max(-1)
     place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
     count = torch.bincount(place, minlength=BINS)
-    sums = {"confidence": confidence, "accuracy": torch.cat(hits).double()}
+    sums = {"confidence": confidence, "accuracy": (guess == labels).double()}
     totals = {name: torch.bincount(place, value, BINS) for name, value in sums.items()}
     means = {name: (total / count.clamp(min=1)).tolist() for name, total in totals.items()}
     return {"images": count.tolist(), **means}

@@ -6,6 +6,7 @@ has not got there.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import mean
 from typing import Any
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
@@ -13,6 +14,8 @@ from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 Line = Mapping[str, Any]
 Row = Sequence[float | None]
 CALIBRATION = ("nll", "brier", "ece")
+QUIET = 0.5
+"""Seconds of a run count as such while others keep less than half a core busy."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
         "down_weighted": _incidents(lines, "trust", "trust"),
         "shares": [list(line.get("shares") or []) for line in lines],
         "posterior": _by_round(lines, "posterior"),
+        "train": _by_round(lines, "train"),
     }
 
 
@@ -70,16 +74,18 @@ def _qualities(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
 
 
 def _regime(lines: Sequence[Line], facts: Facts, regime: str) -> dict[str, Any]:
-    """Accuracy matrix and what follows from it, and calibration at the end, in one regime."""
+    """Accuracy matrix and what follows from it; calibration at the end, of all images together."""
     matrix, moments = _moments(lines, facts, regime, "accuracy")
     lost = forgetting_by_task(matrix, moments["fin"])
+    last = [line for line in lines if line["round"] == facts.rounds and line.get("pooled")]
+    errors = last[0]["pooled"][regime] if last else {}
     return {
         **moments,
         "forgetting": average(lost[:-1]),
         "forgetting_by_task": lost,
         "backward_transfer": backward_transfer(matrix, moments["fin"]),
         "matrix": matrix,
-        **{name: _moments(lines, facts, regime, name)[1]["avg_fin"] for name in CALIBRATION},
+        **{name: errors.get(name) for name in CALIBRATION},
     }
 
 
@@ -120,18 +126,27 @@ def _difference(one: float | None, other: float | None) -> float | None:
 
 
 def _costs(lines: Sequence[Line]) -> dict[str, Any]:
-    """Time and bytes, summed over the rounds."""
-    spent = [line.get("seconds", {}) for line in lines]
-    parts = sorted({part for seconds in spent for part in seconds})
-    by_part = {part: sum(seconds.get(part, 0.0) for seconds in spent) for part in parts}
-    sent = {way: [line.get(f"bytes_{way}", 0) for line in lines] for way in ("up", "down")}
+    """Time and bytes, summed over the rounds; `quiet`: nobody else kept the machine busy."""
+    by_part = _totals([line.get("seconds", {}) for line in lines])
+    busy = [line["load"] for line in lines if line.get("load")]
+    others = [load["machine"] - load["own"] for load in busy]
+    sent = {way: [line.get(f"bytes_{way}", {}) for line in lines] for way in ("up", "down")}
+    by_round = {way: [sum(some.values()) for some in rounds] for way, rounds in sent.items()}
     return {
         "seconds": by_part.get("round", 0.0),
+        "quiet": bool(others) and mean(others) < QUIET,
         "seconds_by_part": by_part,
-        "bytes_up": sum(sent["up"]),
-        "bytes_down": sum(sent["down"]),
-        "bytes_by_round": sent,
+        "bytes_up": sum(by_round["up"]),
+        "bytes_down": sum(by_round["down"]),
+        "bytes_by_round": by_round,
+        "bytes_by_exchange": {way: _totals(rounds) for way, rounds in sent.items()},
     }
+
+
+def _totals(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of each part over the rounds."""
+    names = sorted({name for some in parts for name in some})
+    return {name: sum(some.get(name, 0) for some in parts) for name in names}
 
 
 def _incidents(lines: Sequence[Line], key: str, what: str) -> list[dict[str, Any]]:

@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config import yaml
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FedBNNError
-from fedbnn.evaluation import evaluate, results
-from fedbnn.evaluation.metrics import scale_quantiles
-from fedbnn.export import Card
+from fedbnn.evaluation import results
+from fedbnn.evaluation.evaluate import Evaluation, Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
-from fedbnn.heads import GaussianHead, Head, LinearHead
-from fedbnn.heads.predictive import Predictor
+from fedbnn.federation.late import Late
+from fedbnn.heads import Head
 from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
@@ -33,7 +31,6 @@ from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 
 Json = Mapping[str, Any]
-Watchers = Sequence[Watcher]
 OBSERVING = (
     *("logger", "callbacks", "profiler", "log_every_n_steps", "default_root_dir"),
     *("enable_checkpointing", "enable_model_summary", "enable_progress_bar"),
@@ -64,11 +61,11 @@ class Experiment:
     head: Head
     backbone: nn.Module
     layout: Layout
-    card: Card
     initial: State
     engine: Engine
     gate: Gate
-    evaluation: evaluate.Evaluation
+    late: Late
+    evaluation: Evaluation
     track: Track
 
     @property
@@ -84,40 +81,57 @@ def run(experiment: Experiment) -> dict[str, Any]:
         stack.callback(experiment.engine.close)
         stack.enter_context(logging_to(experiment.run_dir))
         console = Console(experiment.stream.rounds, ledger.round)
-        _open(experiment, ledger, console)
-        if not run_dir.finished(ledger):
-            _play(experiment, ledger, console, stack)
+        done, records = _open(experiment, ledger, console)
+        if not done:
+            run_dir.reopen(ledger)
+            _play(experiment, ledger, records, console, stack)
             run_dir.finish(ledger)
         found = _results(experiment, ledger)
         console.finished(found, experiment.run_dir)
     return found
 
 
-def _open(experiment: Experiment, ledger: Ledger, console: Console) -> None:
-    """Start a new directory or check that this configuration may go on in it."""
+def _open(
+    experiment: Experiment, ledger: Ledger, console: Console
+) -> tuple[bool, list[run_dir.Record]]:
+    """Start a new directory or check that this configuration may go on in it.
+
+    Whether the run is complete, every file as it left it; and the records of its rounds.
+    """
+    done = False
     if experiment.resumed:
         run_dir.resume(ledger, experiment.config, MAY_DIFFER)
-        done = run_dir.finished(ledger)
+        done, others = run_dir.finished(ledger), run_dir.changed(experiment.run_dir)
         state = "is already complete" if done else f"goes on after round {ledger.round}"
         console.say(f"{experiment.run_dir} {state}")
+        for name in others:
+            ledger.warn(f"{name} is not as the run left it: made again")
+        done = done and not others
     else:
         anywhere = yaml.dump({**experiment.config, "run_dir": None}).encode()
         files = {"config.yaml": anywhere, "env.json": run_dir.pretty(run_dir.environment())}
         run_dir.start(ledger, experiment.config, files)
+    records = run_dir.reconcile(ledger)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
+    return done, records
 
 
-def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitStack) -> None:
+def _play(
+    experiment: Experiment,
+    ledger: Ledger,
+    records: Sequence[run_dir.Record],
+    console: Console,
+    stack: ExitStack,
+) -> None:
     """The rounds, followed by everything that is made of them."""
     tracker = Tracker(experiment.track, experiment.run_dir, console.say)
     stack.callback(tracker.close)
     console.card(_card(experiment))
-    config, name, newest = experiment.config, experiment.name, ledger.latest()
-    record = newest.record if newest else None
-    tracker.start(config, str(config["name"]), name, ledger.round, record)
+    config, name = experiment.config, experiment.name
+    tracker.start(config, str(config["name"]), name, records)
     LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
-    federation = _federation(experiment, ledger, (tracker, console))
+    federation = _federation(experiment, ledger, tracker, console)
     try:
         with console:
             state = server.run(federation, experiment.initial)
@@ -128,48 +142,14 @@ def _play(experiment: Experiment, ledger: Ledger, console: Console, stack: ExitS
     LOG.info("%s is complete", name)
 
 
-def _federation(made: Experiment, ledger: Ledger, watchers: Watchers) -> server.Federation:
+def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.Federation:
     """The parts that the rounds need."""
-    return server.Federation(
-        run=f"{made.config['name']}-{made.config['seed']}",
-        stream=made.stream,
-        method=made.method,
-        head=made.head,
-        layout=made.layout,
-        engine=made.engine,
-        gate=made.gate,
-        ledger=ledger,
-        rejected=Rejected(made.run_dir / "rejected", made.gate.keep_rejected),
-        evaluate=partial(_evaluate, made),
-        watchers=watchers,
-    )
-
-
-def _evaluate(
-    experiment: Experiment, state: State, number: int, privates: Mapping[int, bytes]
-) -> dict[str, Any]:
-    """The evaluated part of a record; client by client when the prototypes stay with them."""
-    stream, settings = experiment.stream, experiment.evaluation
-
-    def tested(head: Head) -> dict[str, Any]:
-        predictor = _predictor(experiment, state, head)
-        return evaluate.evaluate_round(predictor, stream, number, settings)
-
-    if experiment.method.shares_prototypes:
-        found = tested(experiment.head)
-        if settings.both_heads and isinstance(experiment.head, GaussianHead):
-            found["linear"] = tested(LinearHead())
-    else:
-        own = [evaluate.with_prototypes(state, State.from_bytes(one)) for one in privates.values()]
-        models = [_predictor(experiment, one, experiment.head) for one in own]
-        found = evaluate.evaluate_clients(models, stream, number, settings)
-    return {**found, "posterior": scale_quantiles(state)}
-
-
-def _predictor(experiment: Experiment, state: State, head: Head) -> Predictor:
-    """The state on the one backbone there is; its draws are made here, once for all images."""
-    drawn = experiment.evaluation.samples, int(experiment.config["seed"])
-    return Predictor(experiment.backbone, experiment.layout, state, head, *drawn)
+    config, seed = made.config, int(made.config["seed"])
+    parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
+    rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
+    judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
+    beside = ledger, rejected, Evaluator(*judged, seed), watchers, made.late
+    return server.Federation(f"{config['name']}-{seed}", *parts, *beside)
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:
@@ -179,24 +159,19 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
     run_dir.write_json(directory / "results.json", found)
     run_dir.write_json(directory / "diagnostics.json", diagnostics)
     if experiment.method.shares_prototypes:
-        card = replace(experiment.card, classes=state.classes)
-        export.save_model(directory, card, state, experiment.layout)
+        network, shown = experiment.config["network"], experiment.stream
+        look = shown.image_shape, state.classes, shown.preprocess
+        card = export.Card(network, *look, experiment.head)
+        export.save_model(directory, card, state, experiment.backbone)
     tracker.finish(found, page.write([directory], directory).figures)
 
 
 def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
     """What the rounds so far add up to."""
-    stream, config = experiment.stream, experiment.config
-    facts = results.Facts(
-        method=str(config["method"]["name"]),
-        scenario=str(config["name"]),
-        seed=int(config["seed"]),
-        rounds=stream.rounds,
-        task_names=tuple(task.name for task in stream.tasks),
-        task_ends=stream.task_ends(),
-        replay_images=_stored(experiment.method, ledger),
-        notes=experiment.method.facts(),
-    )
+    stream, config, method = experiment.stream, experiment.config, experiment.method
+    said = str(config["method"]["name"]), str(config["name"]), int(config["seed"]), stream.rounds
+    tasks = tuple(task.name for task in stream.tasks), stream.task_ends()
+    facts = results.Facts(*said, *tasks, _stored(method, ledger), method.facts())
     return results.results(run_dir.records(experiment.run_dir), facts)
 
 

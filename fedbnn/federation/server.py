@@ -1,24 +1,29 @@
 """The loop of the server, whatever the engine: send the prior, collect, gate, fold, commit."""
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import ConfigError, NumericalError
+from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
+from fedbnn.federation.late import Late
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
 from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult
+from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
 from fedbnn.methods import Method
-from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.aggregation import TRAIN, Aggregator
+from fedbnn.methods.base import Consolidation
 from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected, Spool
 from fedbnn.storage.ledger import Ledger
@@ -32,7 +37,10 @@ Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 
 @dataclass(frozen=True)
 class Federation:
-    """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round."""
+    """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round.
+
+    `asked` has the digest of every instruction to train that was sent, by round.
+    """
 
     run: str
     stream: Stream
@@ -45,8 +53,12 @@ class Federation:
     rejected: Rejected
     evaluate: Callable[[State, int, Mapping[int, bytes]], Record]
     watchers: Sequence[Watcher]
+    late: Late = field(default_factory=Late)
+    asked: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.late.late == "fold":
+            late.only_factors(self.method)
         _fitting(self.method, self.head)
 
 
@@ -68,28 +80,54 @@ class RoundStats:
     """What a round cost and who did not count (in full), summed over its exchanges.
 
     `counts` has the images by class of those who count so far, `trust` the clients folded with less
-    than 1, `seconds` those of every exchange by its name (`train`, `statistics`, ...) and of what
-    is inside them: `fold`, and `inner`: forward, backward and optimiser on the clients.
+    than 1, `late` how many rounds ago some were asked; bytes and `seconds` are those of every
+    exchange by its name (`train`, `statistics`, ...) and of what is inside them: `fold`, and
+    `inner`: forward, backward and optimiser on the clients. `train` is what clients say of their
+    training, `load` how many cores the whole machine and this process kept busy: seconds mean
+    something where nobody else did.
     """
 
     round: int
     counts: SampleCounts
-    bytes_up: int = 0
-    bytes_down: int = 0
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
+    train: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    load: dict[str, float] = field(default_factory=dict)
 
     def add(self, candidates: Candidates) -> None:
         """Count what came through the gate in one exchange, and what did not."""
-        self.counts = {client: self.counts[client] for client in candidates.trust}
-        self.bytes_up += candidates.bytes_up
+        on_time = candidates.trust.keys() - candidates.late
+        self.counts = {client: self.counts[client] for client in sorted(on_time)}
+        self.bytes_up[candidates.call.exchange] = candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
+        late = candidates.late.items()
+        self.late |= {client: age for client, age in late if client in candidates.trust}
         for client, trust in candidates.trust.items():
             if trust < 1:
                 self.trust[client] = min(trust, self.trust.get(client, 1.0))
+
+    def heard(self, answer: FitResult) -> None:
+        """What an answer says besides its update."""
+        self.seconds["inner"] += answer.inner
+        if answer.train:
+            self.train[answer.client] = answer.train
+
+    def trained(self) -> dict[str, float]:
+        """sum_k n_k x_k / sum_k n_k of loss and KL, over the clients that count and say them."""
+        counted = [client for client in sorted(self.train) if client in self.counts]
+        images = {client: sum(self.counts[client].values()) for client in counted}
+        found: dict[str, float] = {}
+        for name in ("loss", "kl"):
+            said = [client for client in counted if name in self.train[client]]
+            total = sum(images[client] * self.train[client][name] for client in said)
+            found |= {name: total / sum(images[client] for client in said)} if said else {}
+        return found
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
@@ -112,19 +150,23 @@ def run(federation: Federation, initial: State) -> State:
 
 def play(federation: Federation, state: State, number: int) -> State:
     """One round: train, fold, evaluate, commit. After the commit a crash loses nothing."""
-    began, clients = perf_counter(), federation.stream.participants(number)
+    began, used, clients = perf_counter(), process_time(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    stats, before = RoundStats(number, sample_counts(federation, number, clients)), state
+    asked = [client for client in clients if client not in federation.ledger.late(number)]
+    stats, before = RoundStats(number, sample_counts(federation, number, asked)), state
     classes = sorted({name for by_class in stats.counts.values() for name in by_class})
     state = started = federation.method.prepare(state, number, classes, federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for aggregator in exchanges(federation, number, before, started):
             state = exchange(federation, state, aggregator, privates, stats)
-        state = _finite(_ended(federation, started, state, number), number)
+        if due := _due(federation, number):
+            state = due.apply(state)
+        state = _finite(federation.method.end_round(started, state, federation.layout), number)
         with stats.timing("evaluate"):
             evaluated = federation.evaluate(state, number, privates)
-        stats.seconds["round"] = perf_counter() - began
+        stats.seconds["round"] = seconds = perf_counter() - began
+        stats.load = {"machine": os.getloadavg()[0], "own": (process_time() - used) / seconds}
         record = _record(federation, clients, stats) | evaluated
         federation.ledger.commit(number, state, privates, record)
     for watcher in federation.watchers:
@@ -161,24 +203,16 @@ def exchanges(
         yield ExactAggregator(head, width(head, before))
     if method.trains:
         yield method.aggregator(started)
-    if _due(federation, number) and method.consolidation and method.consolidation.aggregator:
-        yield method.consolidation.aggregator
+    if (due := _due(federation, number)) and due.aggregator:
+        yield due.aggregator
     if isinstance(head, GaussianHead):
         yield StatisticsAggregator(head, before)
 
 
-def _due(federation: Federation, number: int) -> bool:
-    """Whether what was learnt is consolidated; nobody else is ever told that a task ends."""
+def _due(federation: Federation, number: int) -> Consolidation | None:
+    """The consolidation of what was learnt, if due; nobody else is ever told that a task ends."""
     part = federation.method.consolidation
-    return part is not None and part.due(number, number in federation.stream.task_ends())
-
-
-def _ended(federation: Federation, before: State, state: State, number: int) -> State:
-    """The state a round ends with."""
-    method = federation.method
-    if method.consolidation is not None and _due(federation, number):
-        state = method.consolidation.apply(state)
-    return method.end_round(before, state, federation.layout)
+    return part if part and part.due(number, number in federation.stream.task_ends()) else None
 
 
 def exchange(
@@ -188,8 +222,8 @@ def exchange(
     this = (federation.run, stats.round, aggregator.exchange)
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
-        payload = FitInstruction(*this, sent, *_totals(stats.counts)).to_bytes()
-        stats.bytes_down += len(payload) * len(stats.counts)
+        payload = FitInstruction(*this, sent, *totals(stats.counts)).to_bytes()
+        stats.bytes_down[aggregator.exchange] = len(payload) * len(stats.counts)
         call = ExpectedUpdate(
             *(*this, content_digest(payload), stats.counts),
             expected=partial(aggregator.expected, state),
@@ -198,7 +232,10 @@ def exchange(
             known=partial(aggregator.known, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
-        stats.seconds["inner"] += _collect(federation, payload, candidates, privates)
+        if aggregator.exchange == TRAIN:
+            federation.asked[stats.round] = call.prior
+            _admit_late(federation, call, candidates)
+        _collect(federation, payload, candidates, privates, stats)
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
     for client in set(privates) - set(candidates.trust):
@@ -207,33 +244,60 @@ def exchange(
     return folded
 
 
-def _totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
+def totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:
     """N, and N_c by class."""
-    by_class: dict[str, int] = {}
+    by_class = Counter[str]()
     for held in counts.values():
-        for name, count in held.items():
-            by_class[name] = by_class.get(name, 0) + count
-    return sum(by_class.values()), {name: by_class[name] for name in sorted(by_class) if name}
+        by_class.update(held)
+    return by_class.total(), {name: by_class[name] for name in sorted(by_class) if name}
 
 
 def _collect(
-    federation: Federation, payload: bytes, candidates: Candidates, privates: Spool
-) -> float:
-    """Every answer through the gate; private state waits for the commit. The `inner` seconds."""
-    inner = 0.0
+    federation: Federation,
+    payload: bytes,
+    candidates: Candidates,
+    privates: Spool,
+    stats: RoundStats,
+) -> None:
+    """Every answer through the gate; private state waits for the commit."""
 
     def remembered(client: int) -> bytes | None:
         return privates.get(client) or federation.ledger.private(client)
 
     asked = sorted(candidates.call.sample_counts)
     for answer in federation.engine.gather(payload, asked, remembered):
+        if isinstance(answer, FitResult) and answer.late:
+            _keep_late(federation, answer, candidates)
+            continue
         if candidates.admit(answer) and isinstance(answer, FitResult):
-            inner += answer.inner
+            stats.heard(answer)
             if answer.private is not None:
                 privates.put(answer.client, answer.private)
         for watcher in federation.watchers:
             watcher.client_done(answer.client)
-    return inner
+
+
+def _keep_late(federation: Federation, answer: FitResult, candidates: Candidates) -> None:
+    """An answer to an earlier round waits on disk for the next one, unless that is too late."""
+    folded = candidates.call.round + 1
+    try:
+        late.check(answer, federation.asked, folded, federation.late.rounds)
+        federation.ledger.keep_late(folded, answer.client, answer.update)
+    except Refused as refusal:
+        candidates.refuse(answer.client, answer.update, str(refusal))
+
+
+def _admit_late(federation: Federation, call: ExpectedUpdate, candidates: Candidates) -> None:
+    """Late answers of this round: they answer another instruction, and are folded on this state."""
+    for client, payload in federation.ledger.late(call.round).items():
+        try:
+            update = read_update(payload)
+        except Refused as refusal:
+            candidates.refuse(client, payload, str(refusal))
+            continue
+        counts = sample_counts(federation, update.round, [client])
+        then = replace(call, round=update.round, prior=update.prior, sample_counts=counts)
+        candidates.admit(FitResult(client, payload), then)
 
 
 def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
@@ -256,7 +320,7 @@ def _finite(state: State, number: int) -> State:
 
 def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -> Record:
     """The part of a round's record that does not come from evaluation."""
-    incidents = {name: getattr(stats, name) for name in ("failed", "refused", "trust")}
+    incidents = {name: getattr(stats, name) for name in ("failed", "refused", "trust", "late")}
     return {
         "round": stats.round,
         "clients": list(clients),
@@ -266,4 +330,6 @@ def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -
         "bytes_up": stats.bytes_up,
         "bytes_down": stats.bytes_down,
         "seconds": stats.seconds,
+        "train": stats.trained(),
+        "load": stats.load,
     }

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedbnn.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN, WHOLE = "train", ("backbone", "buffers")
+MOMENTS, SMALLEST = (".server_mean", ".server_square"), 1e-12
 ROUNDING, PIECE = 2.0**-20, 2**15
 
 
@@ -33,20 +34,91 @@ class Fold(Protocol):
 
 
 @dataclass(frozen=True)
+class ServerStep:
+    """theta = theta_0 + p d, where the clients' mean is theta_0 + delta.
+
+        sgd         d = delta                                     p = 1: the mean, bit for bit
+        momentum    v <- 0.9 v + delta,   d = v                   FedAvgM (Hsu et al., 2019)
+        adam        m <- 0.9 m + 0.1 delta,  s <- 0.99 s + 0.01 delta^2
+                    d = m / (sqrt(s) + 0.001)                     FedAdam (Reddi et al., 2021)
+
+    v, m and s begin at 0 and stay on the server; prototypes that nobody held do not move, and their
+    v, m and s neither. Statistics of batch norm go as far along their line (`extrapolated`) as the
+    backbone along delta: r = <p d, delta> / |delta|^2, which for `sgd` is p.
+    """
+
+    lr: float = 1.0
+    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+
+    def __call__(self, before: State, folded: State) -> State:
+        """The state after the step from `before`, given the one that holds the clients' means."""
+        if self.lr == 1 and self.optimizer == "sgd":
+            return folded
+        found = self._moved(before, folded, "backbone")
+        ratio = self.lr if self.optimizer == "sgd" else self._along(before, folded, found)
+        found["buffers"] = extrapolated(before["buffers"], folded["buffers"], ratio)
+        if "prototypes" in folded:
+            met = (folded["prototypes.samples"] > before["prototypes.samples"])[:, None]
+            for name, new in self._moved(before, folded, "prototypes").items():
+                old = before.tensors.get(name, torch.zeros_like(new))
+                found[name] = torch.where(met, new, old)
+        return folded.having(found)
+
+    def _moved(self, before: State, folded: State, site: str) -> dict[str, Tensor]:
+        """The weights of a site after the step, and what the optimiser remembers of them."""
+        first, second = (f"{site}{moment}" for moment in MOMENTS)
+        start, found = before[site].double(), dict[str, Tensor]()
+        move, nothing = folded[site].double() - start, torch.zeros_like(start)
+        mean, square = (before.tensors.get(name, nothing) for name in (first, second))
+        if self.optimizer == "momentum":
+            found[first] = move = 0.9 * mean + move
+        elif self.optimizer == "adam":
+            found[second] = 0.99 * square + 0.01 * move.square()
+            found[first] = 0.9 * mean + 0.1 * move
+            move = found[first] / (found[second].sqrt() + 1e-3)
+        found[site] = start + self.lr * move
+        return {name: value.to(before[site].dtype) for name, value in found.items()}
+
+    @staticmethod
+    def _along(before: State, folded: State, found: Mapping[str, Tensor]) -> float:
+        """How far the backbone went along what its clients wanted, in units of it."""
+        step, wanted = (one["backbone"].double() - before["backbone"] for one in (found, folded))
+        return float(step @ wanted / (wanted @ wanted).clamp_min(SMALLEST))
+
+
+MEAN_ITSELF = ServerStep()
+
+
+def extrapolated(before: Tensor, after: Tensor, ratio: float) -> Tensor:
+    """Statistics of batch norm that follow a step: r of the way from `before` to `after`.
+
+    b_0 + r (b - b_0) for running means, the first half of them, and the same in logs for variances,
+    so that they stay positive. Exactly `after` at r = 1.
+    """
+    if ratio == 1:
+        return after
+    (mean, variance), (new_mean, new_variance) = before.tensor_split(2), after.tensor_split(2)
+    log, new_log = (one.clamp_min(SMALLEST).log() for one in (variance, new_variance))
+    return torch.cat([torch.lerp(mean, new_mean, ratio), torch.lerp(log, new_log, ratio).exp()])
+
+
+@dataclass(frozen=True)
 class Aggregator:
     """One exchange of a round: what goes down, what may come up, and how it is folded.
 
-    As it stands it is the exchange of FedAvg: weights down, weights up, their mean. `names` are the
-    tensors that come up whole, the first of them the one by which updates are compared.
+    As it stands it is the exchange of FedAvg: weights down, weights up, their mean, the step of the
+    server. `names` are the tensors that come up whole, the first of them the one by which updates
+    are compared.
     """
 
     exchange: str = TRAIN
     shares_prototypes: bool = True
     names: tuple[str, ...] = WHOLE
+    step: ServerStep = MEAN_ITSELF
 
     def broadcast(self, state: State) -> State:
-        """What the participants are sent."""
-        return state
+        """What the participants are sent: all but the memory of the server's optimiser."""
+        return state.only(*(name for name in state.tensors if not name.endswith(MOMENTS)))
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Names, shapes and types of an honest update of so many images by class."""
@@ -74,7 +146,7 @@ class Aggregator:
 
     def fold(self, state: State) -> Fold:
         """The accumulator of this exchange."""
-        return PointFold(state, self.names)
+        return PointFold(state, self.step, self.names)
 
 
 class WeightedMean:
@@ -104,11 +176,14 @@ class WeightedMean:
 class PointFold:
     """FedAvg: theta = sum_k n_k theta_k / N; each row by its class: h_c = sum_k n_kc h_kc / N_c.
 
-    `trust` below 1 pulls a client that weighs too much towards the weights it started from.
+    Then the server takes its step. `trust` below 1 pulls a client that weighs too much towards the
+    weights it started from.
     """
 
-    def __init__(self, state: State, names: Sequence[str] = WHOLE) -> None:
-        self.state = state
+    def __init__(
+        self, state: State, step: ServerStep = MEAN_ITSELF, names: Sequence[str] = WHOLE
+    ) -> None:
+        self.state, self.step = state, step
         self.means = {name: WeightedMean(state[name]) for name in names}
         self.rows = WeightedMean(state["prototypes"]) if "prototypes" in state else None
         self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
@@ -131,7 +206,7 @@ class PointFold:
         if self.rows is not None:
             samples = self.state["prototypes.samples"] + self.samples
             folded |= {"prototypes": self.rows.value(), "prototypes.samples": samples}
-        return self.state.having(folded)
+        return self.step(self.state, self.state.having(folded))
 
 
 def tempered(value: Tensor, start: Tensor, trust: float) -> Tensor:

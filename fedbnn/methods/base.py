@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import Positive
+from fedbnn.config.ranges import NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, joined
 from fedbnn.messages import FitInstruction
-from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.aggregation import Aggregator, ServerStep
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 from fedbnn.stream import Stream
@@ -145,12 +145,17 @@ class Method:
 
     `trains` says whether clients train at all, and `optimizer` names the one optimiser the method
     is right with (then without momentum). `replay` and `consolidation` are parts that few methods
-    have; `notes` are for the results file.
+    have; `notes` are for the results file; `exchange` is what training exchanges.
 
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
         scope: classes of the training softmax: of the client's round (`local`), or all `seen`.
         share: `global` folds the prototypes too; `backbone_only` leaves them on the clients.
+        server_lr: p, how far the server goes in the direction of its clients' mean.
+        server_optimizer: that direction itself, with momentum (FedAvgM), or as Adam's (FedAdam).
+        feature_distillation: lambda, how strongly features of the last global model must stay
+            linearly readable: lambda |f + V f + b - f_0|^2 / E |f_0|^2 an image. Of points from
+            round 4 on.
     """
 
     formula: ClassVar[str] = ""
@@ -158,15 +163,24 @@ class Method:
     optimizer: ClassVar[str | None] = None
     replay: ClassVar[Replay | None] = None
     notes: ClassVar[Mapping[str, str]] = {}
+    exchange: ClassVar[type[Aggregator]] = Aggregator
 
     lr: Positive | None = None
     scope: Literal["local", "seen"] = "local"
     share: Literal["global", "backbone_only"] = "global"
+    server_lr: Positive = 1.0
+    server_optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
+    feature_distillation: NonNegative = 0.0
 
     @property
     def shares_prototypes(self) -> bool:
         """Whether the server has the prototypes."""
         return self.share == "global"
+
+    @property
+    def server_step(self) -> ServerStep:
+        """What the server makes of the clients' mean."""
+        return ServerStep(self.server_lr, self.server_optimizer)
 
     @property
     def consolidation(self) -> Consolidation | None:
@@ -201,7 +215,7 @@ class Method:
 
     def aggregator(self, state: State) -> Aggregator:
         """The exchange of training: what goes down, what comes up, and how it is folded."""
-        return Aggregator(shares_prototypes=self.shares_prototypes)
+        return self.exchange(shares_prototypes=self.shares_prototypes, step=self.server_step)
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """The local objective of one client that starts at `network`."""

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, joined
 from fedbnn.methods.aggregation import WHOLE, Aggregator
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
@@ -85,6 +86,11 @@ class Local(Method):
     }
 
     share: Literal["backbone_only"] = "backbone_only"
+    server_optimizer: Literal["sgd"] = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.server_lr != 1:
+            raise ConfigError("local has no server", "method.server_lr", "leave it out")
 
     def begins(self, sent: State, private: State | None) -> State:
         """The client's own weights; the common ones the first time."""

@@ -1,7 +1,8 @@
 """FedBNN (Yao et al., 2024), with our rulings where the paper is silent.
 
     local    min_q  CE(q; D_k) + tau KL(q || q_0) / N       history-aware inference, q_0 = posterior
-             + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `function_prior`: features readable
+             + lambda |f + V f + b - f_0|^2 / E |f_0|^2     with `feature_distillation`
+             L_k = L_0 + (N / tau) F_k                      with `precision: curvature`, in the end
     factor   l_k = q_k / q_0                                likelihood extraction
     server   q = q_0 * prod_k l_k                           knowledge integration: the next prior
     state    none;  floats per weight: 2 down, 2 up
@@ -16,12 +17,23 @@ w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
+
+How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N,
+with precisions from the curvature:
+
+    tau L_init / N  +  p sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
+
+So after R rounds it counts as p (gamma + ... + gamma^R) rounds of data, whatever tau is, and tau
+weighs the initial scales alone. Nothing else makes it grow: where the likelihood has no curvature,
+precisions stay what they were (`moments` may lose some where means disagree). Scales that are
+`learned` do not know this measure: an optimiser moves log scales whatever the signal is, and where
+noise is all there is, the mean of precisions still grows (Jensen).
 """
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -36,8 +48,10 @@ from fedbnn.methods.aggregation import (
     ROUNDING,
     Aggregator,
     Fold,
+    ServerStep,
     Spec,
     WeightedMean,
+    extrapolated,
     influence_of_factor,
     tempered,
 )
@@ -56,36 +70,54 @@ class FedBNN(Method):
     Args:
         fold_by: how factors become the next posterior.
         server_lr: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1
-            the server goes further than its clients. What has no factor (statistics of batch norm,
-            the first `r_init` rounds) is averaged.
+            the server goes further than its clients. With `scaled` so do the first `r_init` rounds
+            and statistics of batch norm; else they are averaged.
+        server_optimizer: factors have a power, no momentum.
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
+        precision: how certain a client becomes. `curvature`: scales are held while means are
+            trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/curvature.py). `learned`:
+            gradient descent on log scales, as published.
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.
         scale_lr: learning rate of the log scales, as a multiple of that of the means.
-        function_prior: lambda, how strongly features of the last posterior must stay readable.
         r_init: rounds of FedAvg before the conversion.
     """
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
     fold_by: Literal["scaled", "product", "moments"] = "scaled"
-    server_lr: Positive = 1.0
+    server_optimizer: Literal["sgd"] = "sgd"
     temperature: NonNegative = 3e-4
     kl_per: Literal["round", "client", "weights"] = "round"
+    precision: Literal["curvature", "learned"] = "learned"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
     scale_constant: bool = False
     scale_lr: Positive = 20.0
-    function_prior: NonNegative = 0.0
     r_init: NonNegativeCount = 3
 
     def __post_init__(self) -> None:
         if self.server_lr != 1 and self.fold_by == "moments":
             what, fix = "moments has no factors to raise to a power", "1, or fold_by scaled"
             raise ConfigError(what, "method.server_lr", fix)
+        if self.temperature == 0 and self.precision == "curvature":
+            what, fix = "without a prior to weigh it, curvature is infinite", "precision: learned"
+            raise ConfigError(what, "method.temperature", f"above 0, or {fix}")
+
+    def facts(self) -> dict[str, Any]:
+        """How strong the prior becomes, in rounds of data."""
+        each, kept = self.server_lr, self.retention
+        strength = f"{each:g} a round" if kept == 1 else f"at most {each * kept / (1 - kept):.3g}"
+        known = {"prior_in_rounds_of_data": strength} if self.precision == "curvature" else {}
+        return {**super().facts(), **known}
+
+    @property
+    def server_step(self) -> ServerStep:
+        """Of points and statistics: p, where p is a step from the mean (a product is a sum)."""
+        return ServerStep(self.server_lr if self.fold_by == "scaled" else 1.0)
 
     def prototype_scale(self, state: State) -> float | None:
         """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
@@ -116,7 +148,8 @@ class FedBNN(Method):
         if not state.bayesian:
             return super().aggregator(state)
         rule = FOLDS[self.fold_by](self.server_lr)
-        return FactorAggregator(shares_prototypes=self.shares_prototypes, rule=rule)
+        shared = self.shares_prototypes
+        return FactorAggregator(shares_prototypes=shared, step=self.server_step, rule=rule)
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
         """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those trained."""
@@ -149,7 +182,7 @@ class FactorAggregator(Aggregator):
         """A factor must leave its posterior a positive precision, and rows a usual length."""
         scale = state["backbone.scale"]
         change = (update.tensors["backbone.precision"] * scale).mul_(scale)
-        if change.amin() <= ROUNDING - 1:
+        if change.numel() and change.amin() <= ROUNDING - 1:
             return "the precision of backbone is not positive"
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None
@@ -168,7 +201,7 @@ class FactorAggregator(Aggregator):
 
     def fold(self, state: State) -> Fold:
         """The rule chosen."""
-        return PosteriorFold(state, self.rule)
+        return PosteriorFold(state, self.rule, self.step.lr)
 
 
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
@@ -294,8 +327,8 @@ class GaussianSums:
 class PosteriorFold:
     """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
 
-    def __init__(self, state: State, rule: Scaled) -> None:
-        self.state = state
+    def __init__(self, state: State, rule: Scaled, step: float = 1.0) -> None:
+        self.state, self.step = state, step
         self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
         self.buffers = WeightedMean(state["buffers"])
         self.rows = None
@@ -319,7 +352,8 @@ class PosteriorFold:
     def close(self) -> State:
         """The next posterior."""
         loc, scale = self.backbone.value()
-        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": self.buffers.value()}
+        buffers = extrapolated(self.state["buffers"], self.buffers.value(), self.step)
+        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": buffers}
         if self.rows is not None:
             folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
             folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples

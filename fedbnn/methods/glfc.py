@@ -2,12 +2,14 @@
 
     local    min  (1 - a) L_GC + a L_RD
              L_GC = mean_i (g_i / mean of g over its group) BCE(f(x_i), y_i),
-                    g_i = 1 - p(y_i | x_i), groups: images of new and of old classes
+                    g_i = 1 - p(y_i | x_i), groups: images of new and of old classes;
+                    without old ones the plain mean
              L_RD = BCE(f(x_i), y_i with the old model's answers in the columns of old classes)
-             BCE is summed over the columns, with f - log(C - 1) as log-odds: a row of zeros
-             begins at 1 / C
+             BCE is summed over the columns, one for each class seen, with f - log(C - 1) as
+             log-odds: a row of zeros begins at 1 / C
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
-    state    exemplars on the clients (up to `memory` images each), two old models on the server
+    state    exemplars on the clients (a share of the images each was given, evenly over its
+             classes and at least one of each), two old models on the server
     floats per weight: up to 3 down, 1 up, and three numbers up
 
 Transition: the normalised entropy H / log C of the global model's answers on the client's new
@@ -20,30 +22,72 @@ Proxy: the original sends gradients of perturbed prototypes, from which the serv
 to choose the best model with. Left out here: each client scores the global model on its own
 prototypes (the image nearest to its class mean) and sends the mean loss alone, so nothing needs to
 be perturbed. Exemplars of a class are those of the client's last round with it. Main knob: `distil`
-(a), grid 0.25, 0.5, 0.75, 0.9.
+(a), grid 0.25, 0.5 (as printed), 0.75, 0.9.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedbnn.config.ranges import Count, Positive, UnitInterval
+from fedbnn.config.ranges import Positive, Share, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, Spec, WeightedMean
+from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, WeightedMean
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
 from fedbnn.methods.lwf import Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
-SIGNALS = "fcil.signals"
+SIGNALS, GIVEN = "fcil.signals", "given"
 MAJORITY = 0.5
+
+
+class ProxyAggregator(Aggregator):
+    """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
+
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Weights, and the three signals."""
+        return super().expected(state, counts) | {SIGNALS: ((3,), torch.float32)}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """An entropy in [0, 1], a transition or none, a loss."""
+        entropy, moved, loss = update.tensors[SIGNALS].tolist()
+        honest = 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
+        return None if honest else "its signals are out of range"
+
+    def fold(self, state: State) -> Fold:
+        """FedAvg's fold, and the proxy's choice."""
+        return ProxyFold(state, self.step)
+
+
+class ProxyFold(PointFold):
+    """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
+
+    def __init__(self, state: State, step: ServerStep) -> None:
+        super().__init__(state, step)
+        self.signals = WeightedMean(torch.zeros(3))
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in."""
+        super().add(update, trust)
+        self.signals.add(update.tensors[SIGNALS], trust * update.samples)
+
+    def close(self) -> State:
+        """The folded state, with the models of the past in their new places."""
+        entropy, moved, loss = self.signals.value().tolist()
+        state = super().close().having({ENTROPY: torch.tensor(entropy)})
+        if moved >= MAJORITY:
+            known = BEST in state.notes
+            return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
+        if BEST not in state.notes or loss <= float(state[LOSS]):
+            return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
+        return state
 
 
 @dataclass(frozen=True)
@@ -51,22 +95,20 @@ class FCIL(Method):
     """GLFC: exemplars, compensated gradients and distillation from an old model that a proxy chose.
 
     Args:
-        memory: most images that one client stores.
+        memory: how many images a client stores, as a share of all it was given so far.
         distil: a in [0, 1], the weight of the relation distillation.
         threshold: rise of the normalised entropy that means a transition.
     """
 
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
     replay: ClassVar[Replay | None] = Replay()
+    exchange: ClassVar[type[Aggregator]] = ProxyAggregator
 
+    scope: Literal["local", "seen"] = "seen"
     share: Literal["global"] = "global"
-    memory: Count = 2000
-    distil: UnitInterval = 0.25
+    memory: Share = 0.2
+    distil: UnitInterval = 0.5
     threshold: Positive = 0.25
-
-    def aggregator(self, state: State) -> Aggregator:
-        """FedAvg's exchange, and the proxy's choice."""
-        return ProxyAggregator()
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the situation."""
@@ -80,13 +122,13 @@ class FCIL(Method):
 
     def facts(self) -> dict[str, Any]:
         """That it replays, and how much."""
-        return {"memory_per_client": self.memory}
+        return {"memory": f"{self.memory:.0%} of the images of a client"}
 
 
 def memorise(images: ImageSet, features: Tensor, memory: int) -> State:
     """The memory of a client that has just trained on these images: as many of each class."""
     classes = tuple(images.counts())
-    own, quota = images.among(classes), memory // len(classes)
+    own, quota = images.among(classes), max(1, memory // len(classes))
     places = [(own.labels == number).nonzero().flatten() for number in range(len(classes))]
     kept = [p[herding(features[p], quota)] if len(p) > quota else p for p in places]
     chosen = own.subset(torch.cat(kept))
@@ -166,7 +208,7 @@ class Compensated(LocalObjective):
     signals: Tensor
 
     def __post_init__(self) -> None:
-        shown = self.assignment.shown.counts()
+        shown, self.replays = self.assignment.shown.counts(), self.assignment.replayed > 0
         self.is_old = torch.tensor([name not in shown for name in self.columns])
         self.offset = math.log(max(len(self.columns) - 1, 1))
 
@@ -175,7 +217,9 @@ class Compensated(LocalObjective):
         logits = logits - self.offset
         target = nn.functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
         own = logits.sigmoid().gather(1, labels[:, None])[:, 0]
-        compensated = (compensation(own, self.is_old[labels]) * _summed_bce(logits, target)).mean()
+        each = _summed_bce(logits, target)
+        weighted = compensation(own, self.is_old[labels]) * each if self.replays else each
+        compensated = weighted.mean()
         if self.teacher is None:
             return compensated
         answers = (self.teacher.logits(images) - self.offset).sigmoid()
@@ -185,54 +229,14 @@ class Compensated(LocalObjective):
 
     def answer(self, weights: Tensors, steps: int, lr: float) -> tuple[Tensors, State]:
         """The weights and what it saw before training; exemplars chosen under the new weights."""
-        images = self.assignment.images
-        kept = memorise(images, features_of(self.backbone, images), self.method.memory)
-        return weights | {SIGNALS: self.signals}, kept
+        images, before = self.assignment.images, self.assignment.private or State({})
+        given = {**cast(Any, before.notes.get(GIVEN, {})), **self.assignment.shown.counts()}
+        memory = int(self.method.memory * sum(given.values()))
+        kept = memorise(images, features_of(self.backbone, images), memory)
+        return weights | {SIGNALS: self.signals}, kept.having({}, **{GIVEN: given})
 
 
 def _summed_bce(logits: Tensor, target: Tensor) -> Tensor:
     """The binary cross-entropies of an image, summed over the columns."""
     each = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
     return each.sum(1)
-
-
-class ProxyAggregator(Aggregator):
-    """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
-
-    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
-        """Weights, and the three signals."""
-        return super().expected(state, counts) | {SIGNALS: ((3,), torch.float32)}
-
-    def defect(self, state: State, update: Update) -> str | None:
-        """An entropy in [0, 1], a transition or none, a loss."""
-        entropy, moved, loss = update.tensors[SIGNALS].tolist()
-        honest = 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
-        return None if honest else "its signals are out of range"
-
-    def fold(self, state: State) -> Fold:
-        """FedAvg's fold, and the proxy's choice."""
-        return ProxyFold(state)
-
-
-class ProxyFold(PointFold):
-    """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.signals = WeightedMean(torch.zeros(3))
-
-    def add(self, update: Update, trust: float = 1.0) -> None:
-        """Fold one update in."""
-        super().add(update, trust)
-        self.signals.add(update.tensors[SIGNALS], trust * update.samples)
-
-    def close(self) -> State:
-        """The folded state, with the models of the past in their new places."""
-        entropy, moved, loss = self.signals.value().tolist()
-        state = super().close().having({ENTROPY: torch.tensor(entropy)})
-        if moved >= MAJORITY:
-            known = BEST in state.notes
-            return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
-        if BEST not in state.notes or loss <= float(state[LOSS]):
-            return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
-        return state

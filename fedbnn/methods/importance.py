@@ -132,7 +132,7 @@ class Importances(Consolidation):
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        return ImportanceAggregator(EXCHANGE, False, SITES, self.method.decay)
+        return ImportanceAggregator(EXCHANGE, False, SITES, decay=self.method.decay)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""

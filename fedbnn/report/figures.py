@@ -17,12 +17,13 @@ from matplotlib.ticker import LogLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
-from fedbnn.report.tables import SPOKEN, Cell, Runs, Varied, by_method, over_seeds
+from fedbnn.report.schedule import Names, draw_schedule
+from fedbnn.report.tables import SPOKEN
+from fedbnn.report.values import Cell, Results, Runs, Varied, by_method, over_seeds
 
-Names = Sequence[str]
-Shares = Sequence[Sequence[float]]
 Curves = Sequence[Sequence[float | None]]
 Lines = Mapping[str, Sequence[Cell]]
+TRAINED = {"loss": "Training loss", "kl": "KL to the prior"}
 ACROSS = 5
 """Accuracy matrices of several methods stand so many in a row."""
 
@@ -31,7 +32,7 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
     """All figures that these runs have the numbers for, by name."""
     inside, apart = (uncertainty, posterior_scale, communication), (averages, novelty, cost)
     first, last = ((), inside) if len(runs) == 1 else (apart, ())
-    chosen = (focus_on_now, *first, accuracy_matrix, forgetting, reliability, *last)
+    chosen = (focus_on_now, *first, accuracy_matrix, forgetting, training, reliability, *last)
     with style.house():
         drawn = {draw.__name__: draw(runs) for draw in chosen if not sweep}
         if sweep:
@@ -54,6 +55,29 @@ def focus_on_now(runs: Runs) -> Figure:
     return style.legend_below(figure)
 
 
+def training(runs: Runs) -> Figure | None:
+    """Loss of the clients' last pass, and the KL in it where weights are a posterior, by round."""
+    shown: dict[str, dict[str, Curves]] = {}
+    for name in TRAINED:
+        for method, mine in by_method([run for run in runs if _trained(run, name)]).items():
+            shown.setdefault(name, {})[method] = [_trained(run, name) for run in mine]
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.4, 3.2))
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (name, curves) in zip(panels, shown.items(), strict=True):
+        _draw_curves(axes, curves)
+        axes.set(title=TRAINED[name], xlabel="round")
+    figure.axes[0].set_ylabel("nats an image")
+    return style.legend_below(figure)
+
+
+def _trained(run: Results, name: str) -> list[float | None]:
+    """One number of the clients' training, by round; empty if there is none."""
+    found = {one["round"]: one[name] for one in run.get("train", ()) if name in one}
+    return [found.get(number) for number in range(1, run["rounds"] + 1)] if found else []
+
+
 def _draw_curves(axes: Axes, curves: Mapping[str, Curves], line: str = "-") -> None:
     """Each method's mean over its seeds, and its band, at the rounds that all of them have."""
     for place, (method, look) in enumerate(style.looks(curves).items()):
@@ -67,36 +91,6 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Curves], line: str = "-") -> N
             wide = table[:, known].std(axis=0, ddof=1)
             band: Any = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
             axes.fill_between(rounds, mean - wide, mean + wide, **band)
-
-
-def schedule(shares: Shares, names: Names, title: str = "") -> Figure:
-    """Which share of the clients works on which task, and when; names beside it if need be."""
-    with style.house():
-        figure = Figure(figsize=(9, 3.2))
-        axes, letters = figure.subplots(), max(map(len, names))
-        room = letters * len(names) <= 80
-        draw_schedule(axes, shares, names, letters if room else 0)
-        axes.set(title=title, ylabel="share of the clients")
-        if not room:
-            figure.legend(loc="outside right upper", fontsize=7, ncols=1 + len(names) // 16)
-        return style.settled(figure)
-
-
-def draw_schedule(axes: Axes, shares: Shares, names: Names, letters: int) -> None:
-    """Stacked areas, one a task; a name of so many letters stands where its task is strongest."""
-    table = np.array([row for row in shares if len(row)], dtype=float).reshape(-1, len(names))
-    edges, below = np.arange(len(table) + 1) + 0.5, np.zeros(len(table))
-    for name, share, fill in zip(names, table.T, style.colours(len(names)), strict=True):
-        area: Any = {"facecolor": fill, "edgecolor": "white", "linewidth": 0.5, "alpha": 0.55}
-        axes.stairs(below + share, edges, baseline=below, fill=True, label=name, **area)
-        if letters and share.any():
-            strongest = np.flatnonzero(share >= share.max() - 1e-9)
-            middle = (below + share / 2)[strongest[len(strongest) // 2]]
-            said, place = style.short(name, letters), strongest.mean() + 1
-            axes.text(place, middle, said, ha="center", va="center", fontsize=8)
-        below = below + share
-    axes.set(ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, edges[-1]))
-    axes.grid(visible=False)
 
 
 def _heights(cells: Sequence[Cell]) -> Any:
@@ -250,7 +244,8 @@ def uncertainty(runs: Runs) -> Figure | None:
         return None
     figure, taken = Figure(figsize=(5.4, 3.0)), histograms["round"]
     by_round = {one["round"]: one for one in (runs[0]["novelty"] or {"by_round": []})["by_round"]}
-    for axes, name in zip(figure.subplots(1, 2), UNCERTAINTIES, strict=True):
+    told = [name for name in UNCERTAINTIES if histograms[name]["edges"][-1] > 1e-6]
+    for axes, name in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):
         for part, line in (("seen", style.BLUE), ("unseen", style.VERMILION)):
             counts, edges = np.array(histograms[name][part], dtype=float), histograms[name]["edges"]
             share = counts / max(counts.sum(), 1)
@@ -300,18 +295,19 @@ def communication(runs: Runs) -> Figure:
 
 
 def cost(runs: Runs) -> Figure:
-    """Final class-agnostic accuracy against what it cost: megabytes sent, and seconds."""
-    figure = Figure(figsize=(5.4, 3.4))
-    sent, clock = figure.subplots(1, 2, sharey=True)
-    grouped = by_method(runs)
+    """Final class-agnostic accuracy against megabytes sent, and seconds if runs were alone."""
+    figure, grouped = Figure(figsize=(5.4, 3.4)), by_method(runs)
+    quiet = all(run.get("quiet") for run in runs)
+    panels = figure.subplots(1, 1 + quiet, sharey=True, squeeze=False)[0]
     for method, look in style.looks(grouped).items():
         mine, look["linestyle"] = grouped[method], "none"
         height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
-        bytes_sent = [(run["bytes_up"] + run["bytes_down"]) / 1e6 for run in mine]
-        sent.plot(bytes_sent, height, label=method, alpha=0.8, **look)
-        clock.plot([run["seconds"] for run in mine], height, alpha=0.8, **look)
-    sent.set(title="Communication", xlabel="MB up and down", ylabel="class-agnostic @Fin in %")
-    clock.set(title="Time", xlabel="seconds")
+        spent = [((run["bytes_up"] + run["bytes_down"]) / 1e6, run["seconds"]) for run in mine]
+        for axes, along in zip(panels, zip(*spent, strict=True), strict=False):
+            axes.plot(along, height, label=method, alpha=0.8, **look)
+    for axes, said in zip(panels, ("MB up and down", "seconds"), strict=False):
+        axes.set(xlabel=said, xlim=(0, None))
+    panels[0].set_ylabel("class-agnostic @Fin in %")
     return style.legend_below(figure)
 
 

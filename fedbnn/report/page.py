@@ -3,26 +3,34 @@
 The page needs no other file, and is clean in light and dark, on a phone and on paper.
 """
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
-from fedbnn.report import figures, formats, style, tables, words
-from fedbnn.report.tables import Results, Runs, Varied
-from fedbnn.storage.files import write_atomic
-from fedbnn.storage.run_dir import flat
+from fedbnn.report import figures, style, tables, words
+from fedbnn.report.values import Cell, Results, Runs, Table, Varied
+from fedbnn.storage.files import Damaged, read, read_json, write_atomic, writing
+from fedbnn.storage.run_dir import flat, intact, sealed_again
 
 OWN = ("seed", "run_dir", "method.name", "track.group", "track.name")
 """Settings that every run has of its own, and nobody needs to be told."""
 MOST_INCIDENTS = 50
+SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}
+SAID |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX = str.maketrans({letter: rf"\{letter}" for letter in "_%&#${}"} | SAID)
+UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,28 @@ def write(
     `sweep` says which setting the runs differ in, and how. A run's own title is its default. In
     the page, what is not marked as safe is escaped, and a missing part is an error.
     """
-    runs = list(map(_run, run_dirs))
+    runs = list(map(results_of, run_dirs))
+    with _shown(run_dirs):
+        page, made, drawn = _made(runs, run_dirs, title, reference, sweep)
+    texts = {"report.html": page, **_tables(made)}
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomic(directory / name, text.encode())
+        pictures = style.save(drawn, directory / "figures")
+    others = [path.with_suffix(".pdf") for path in pictures]
+    sealed_again(directory, [*(directory / name for name in texts), *pictures, *others])
+    return Written(directory / "report.html", pictures)
+
+
+def _made(
+    runs: Runs,
+    run_dirs: Sequence[Path],
+    title: str | None,
+    reference: str,
+    sweep: Varied | None,
+) -> tuple[str, list[Table], dict[str, Figure]]:
+    """The page, the tables and the figures, in memory."""
     named = sweep.named(runs) if sweep else runs
     made, drawn = tables.every(runs, reference, sweep), figures.every(runs, sweep)
     loader = PackageLoader("fedbnn.report", ".")
@@ -59,38 +88,84 @@ def write(
         tables=made,
         pictures={name: Markup(style.inline_svg(one, name)) for name, one in drawn.items()},
         incidents=_incidents(named),
-        cell=tables.Cell,
+        cell=Cell,
         differing=_differing(dict(zip(run_dirs, named, strict=True))),
         sources=_sources(run_dirs[0]),
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in {"report.html": page, **_tables(made)}.items():
-        write_atomic(directory / name, text.encode())
-    return Written(directory / "report.html", style.save(drawn, directory / "figures"))
+    return page, made, drawn
 
 
-def _run(run_dir: Path) -> Results:
-    """The results of a run, with its diagnostics."""
-    return {**_read(run_dir / "results.json"), "diagnostics": _read(run_dir / "diagnostics.json")}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file of a run directory."""
+@contextmanager
+def _shown(run_dirs: Sequence[Path]) -> Iterator[None]:
+    """The border to files of strangers: results that are not of our making cannot be shown."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError) as error:
-        what, where = f"no {path.name} that can be read", str(path.parent)
+        yield
+    except (*UNFIT, TemplateError) as error:
+        what = f"the results cannot be shown: {type(error).__name__}: {error}"
+        fix = "report finished runs of one stream together"
+        raise RunDirectoryError(what, ", ".join(map(str, run_dirs)), fix) from error
+
+
+def results_of(run_dir: Path) -> Results:
+    """The results of a run, with its diagnostics, if they are as it left them."""
+    intact(run_dir, "results.json", "diagnostics.json", "config.yaml", "env.json")
+    try:
+        found, more = (read_json(run_dir / f"{name}.json") for name in ("results", "diagnostics"))
+    except Damaged as damage:
         fix = "finish the run first: python train.py --config ... with the same run directory"
-        raise RunDirectoryError(what, where, fix) from error
+        raise RunDirectoryError(f"no results: {damage}", str(run_dir), fix) from damage
+    return {**found, "diagnostics": more}
 
 
-def _tables(made: Sequence[tables.Table]) -> dict[str, str]:
+def _tables(made: Sequence[Table]) -> dict[str, str]:
     """The tables of a comparison as files; one run has its table in the page alone."""
     if len(made) == 1:
         return {}
-    written = {"md": map(formats.markdown, made), "tex": map(formats.latex, made)}
+    written = {"md": map(markdown, made), "tex": map(latex, made)}
     joined = {f"tables.{kind}": "\n".join(texts) for kind, texts in written.items()}
-    return {**joined, "tables.csv": formats.comma_separated(made)}
+    return {**joined, "tables.csv": comma_separated(made)}
+
+
+def markdown(table: Table) -> str:
+    """A pipe table under its title; the best in bold."""
+    lines = [table.heads, ("---", *("---:" for _ in table.heads[1:]))]
+    for row in table.rows:
+        texts = (f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells)
+        lines.append((row.name, *texts))
+    safe = [[part.replace("|", r"\|") for part in line] for line in lines]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in safe)
+    notes = "".join(f"\n{note}.  " for note in table.notes)
+    return f"**{table.title}**\n\n{body}\n{notes}\n"
+
+
+def latex(table: Table) -> str:
+    """A booktabs table; needs `\\usepackage{booktabs}`."""
+    caption = _latex(". ".join([table.title, *table.notes]))
+    cells = [[_latex(cell.text(), cell.best) for cell in row.cells] for row in table.rows]
+    lines = [[_latex(row.name), *own] for row, own in zip(table.rows, cells, strict=True)]
+    every = [list(map(_latex, table.heads)), *lines]
+    head, *body = (" & ".join(line) + " \\\\\n" for line in every)
+    columns = "l" + "r" * (len(table.heads) - 1)
+    ruled = f"\\toprule\n{head}\\midrule\n{''.join(body)}\\bottomrule\n"
+    tabular = f"\\begin{{tabular}}{{{columns}}}\n{ruled}\\end{{tabular}}"
+    return f"\\begin{{table}}\n\\centering\n\\caption{{{caption}.}}\n{tabular}\n\\end{{table}}\n"
+
+
+def _latex(text: str, best: bool = False) -> str:
+    safe = text.translate(LATEX)
+    return rf"\textbf{{{safe}}}" if best else safe
+
+
+def comma_separated(made: Sequence[Table]) -> str:
+    """All numbers, unrounded, one to a line: table, row, column, value, spread."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(("table", "row", "column", "value", "spread"))
+    for table in made:
+        for row in table.rows:
+            for head, cell in zip(table.heads[1:], row.cells, strict=True):
+                writer.writerow((table.title, row.name, head, cell.value, cell.spread))
+    return written.getvalue()
 
 
 def _incidents(runs: Runs) -> list[dict[str, Any]]:
@@ -130,4 +205,5 @@ def _sources(run_dir: Path) -> dict[str, str]:
     """Configuration and environment, as they stand in the run directory, under its name."""
     run, files = run_dir.resolve().name, {"Configuration": "config.yaml", "Environment": "env.json"}
     found = {f"{what} of {run} ({name})": run_dir / name for what, name in files.items()}
-    return {said: path.read_text(encoding="utf-8") for said, path in found.items() if path.exists()}
+    there = {said: read(path) for said, path in found.items() if path.is_file()}
+    return {said: text.decode(errors="replace") for said, text in there.items()}

@@ -1,27 +1,43 @@
 """Tables as values: of a run, of methods by seeds, of a sweep, and beside the paper's own numbers.
 
-`formats` writes them for a terminal, a paper or a page. Numbers come with their spread over the
-seeds, and the best of a column is marked.
+The page and the console write them. Numbers come with their spread over the seeds, and the best of
+a column is marked.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
-from statistics import mean, stdev
-from typing import Any
+from statistics import mean
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
+from fedbnn.report.values import (
+    Cell,
+    Path,
+    Results,
+    Row,
+    Runs,
+    Table,
+    Varied,
+    at,
+    by_method,
+    competes,
+    over_seeds,
+    spread,
+)
 
-Results = Mapping[str, Any]
-Runs = Sequence[Results]
-Path = tuple[str | int, ...]
 REFERENCE = "fedbnn"
 SPOKEN = {"task_aware": "task-aware", "class_agnostic": "class-agnostic"}
 MOMENTS = {"ts": "@TS", "fin": "@Fin"}
 ERRORS = ("NLL", "Brier", "ECE")
 LOW_IS_GOOD = ("forgetting", "nll", "brier", "ece")
 INCIDENTS = ("refused", "failed", "down_weighted")
+EXPLAINED = "@TS: each task at its own end; @Fin: every task at the end of the run"
+POOLED = "over all test images together; ECE: 15 equal bins of the highest probability"
+COUNTED = "refused, failed and down-weighted updates: the sum over the seeds"
+BUSY = "seconds are left out: others used the machine, or several runs at a time"
+LEARNT = 0.5
+"""Who learns less than this part of what the best learns above chance has nothing to forget."""
 AVERAGES: dict[str, Path] = {
     f"{short} {said}": (regime, name)
     for regime, short in {"task_aware": "aware", "class_agnostic": "agnostic"}.items()
@@ -36,101 +52,11 @@ OF_A_RUN: dict[str, Path] = {
     "agnostic @Fin": ("class_agnostic", "fin"),
     "chance @Fin": ("chance", "class_agnostic", "fin"),
 }
-PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
 PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the classes of a task"
+PRESETS = ("fedbnn_paper", "fedbnn_paper_damped", "fedbnn_authors")
+"""More names of the paper's method."""
+PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
 LINEAR = ", linear rows"
-PRESETS = ("fedbnn_paper", "fedbnn_authors")
-"""Two more names of the paper's method."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number with its spread; `signed` for differences, `best` for the winner of its column."""
-
-    value: float | None
-    spread: float | None = None
-    best: bool = False
-    signed: bool = False
-    digits: int = 1
-
-    def text(self, plus_minus: str = " ± ") -> str:
-        """The number as it is printed; a dash where there is none."""
-        if self.value is None:
-            return "–"
-        sign = "+" if self.signed else ""
-        spread = "" if self.spread is None else f"{plus_minus}{self.spread:.{self.digits}f}"
-        return f"{self.value:{sign}z.{self.digits}f}{spread}"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line: a name and its cells; `quiet` for lines that only give a scale, such as chance."""
-
-    name: str
-    cells: tuple[Cell, ...]
-    quiet: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, the heads of its columns (first that of the names), lines, what one must know."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-
-
-def at(results: Results, *path: str | int) -> float | None:
-    """The number at a path of the results; None where the path, or the number, is not there."""
-    value: Any = results
-    for key in path:
-        value = None if value is None else value[key]
-    return None if value is None else float(value)
-
-
-def by_method(runs: Runs) -> dict[str, list[Results]]:
-    """The runs of each method, in the order in which methods first appear."""
-    grouped: dict[str, list[Results]] = {}
-    for run in runs:
-        grouped.setdefault(run["method"], []).append(run)
-    return grouped
-
-
-def competes(run: Results) -> bool:
-    """Whether a run may be the best: bounds and methods that store images of the past may not."""
-    return not run["replay_images"] and "bound" not in run["notes"]
-
-
-def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False) -> Cell:
-    """Mean and sample standard deviation of the values that are there."""
-    present = [value for value in values if value is not None]
-    deviation = stdev(present) if len(present) > 1 else None
-    return Cell(mean(present) if present else None, deviation, signed=signed, digits=digits)
-
-
-def over_seeds(runs: Runs, *path: str | int, digits: int = 1) -> Cell:
-    """Mean and spread of the number at a path."""
-    return spread([at(run, *path) for run in runs], digits)
-
-
-@dataclass(frozen=True)
-class Varied:
-    """One setting of a sweep, and its value in each run; None for a run it is not varied in."""
-
-    key: str
-    values: Sequence[str | None]
-
-    def named(self, runs: Runs) -> list[Results]:
-        """The runs, with the value beside the name of the method: `fedbnn 10`."""
-        pairs = zip(runs, self.values, strict=True)
-        return [{**run, "method": f"{run['method']} {own or ''}".rstrip()} for run, own in pairs]
-
-    def points(self, runs: Runs) -> dict[str, list[Results]]:
-        """The runs at each value; those that are not varied stand at every one."""
-        pairs = list(zip(self.values, runs, strict=True))
-        values = dict.fromkeys(value for value in self.values if value is not None)
-        return {value: [run for own, run in pairs if own in (value, None)] for value in values}
 
 
 def every(results: Runs, reference: str = REFERENCE, sweep: Varied | None = None) -> list[Table]:
@@ -161,8 +87,8 @@ def of_run(results: Results) -> Table:
         for task, name in enumerate(results["task_names"])
     ]
     average = tuple(Cell(at(results, *path, f"avg_{moment}")) for *path, moment in paths)
-    rows, notes = (*tasks, Row("average", average)), tuple(_story(results, one) for one in REGIMES)
-    return Table("Accuracy in percent", ("task", *OF_A_RUN), rows, notes)
+    rows, notes = (*tasks, Row("average", average)), [_story(results, one) for one in REGIMES]
+    return Table("Accuracy in percent", ("task", *OF_A_RUN), rows, (*notes, EXPLAINED))
 
 
 def _story(results: Results, regime: str) -> str:
@@ -185,10 +111,13 @@ def _both_heads(results: Runs) -> list[Results]:
 
 def _with_sums(run: Results) -> Results:
     """The run with the mean Focus-on-Now accuracy as `now` and what it took as `costs`."""
-    sent = {f"MB {way}": run[f"bytes_{way}"] / 1e6 for way in ("up", "down")}
-    kinds = {kind.replace("_", "-"): len(run[kind]) for kind in INCIDENTS}
+    ways = {way: run.get("bytes_by_exchange", {}).get(way, {}) for way in ("up", "down")}
+    sent = {f"MB {way}": run[f"bytes_{way}"] / 1e6 for way in ways}
+    for way, parts in ways.items():
+        sent |= {f"{name} {way}": total / 1e6 for name, total in parts.items()}
+    counts = {kind.replace("_", "-"): len(run[kind]) for kind in INCIDENTS}
     now = {regime: spread(run["fon"][regime]).value for regime in REGIMES}
-    return {**run, "now": now, "costs": {"seconds": run["seconds"], **sent, **kinds}}
+    return {**run, "now": now, "costs": {"seconds": run["seconds"], **sent}, "counts": counts}
 
 
 def _table(title: str, runs: Runs, paths: Mapping[str, Path], digits: int = 1) -> Table:
@@ -203,8 +132,11 @@ def _table(title: str, runs: Runs, paths: Mapping[str, Path], digits: int = 1) -
 
 def _column(grouped: Mapping[str, Runs], path: Path, digits: int) -> list[Cell]:
     """One number of each method; rivals that print the same as the best are best, costs never."""
+    if path[0] == "counts":
+        counts = [[at(run, *path) or 0 for run in mine] for mine in grouped.values()]
+        return [Cell(sum(mine), digits=0) for mine in counts]
     cells = {one: over_seeds(mine, *path, digits=digits) for one, mine in grouped.items()}
-    rivals = [method for method, mine in grouped.items() if competes(mine[0])] or list(grouped)
+    rivals = _rivals(grouped, path)
     values = sorted(value for one in rivals if (value := cells[one].value) is not None)
     if path[0] != "costs" and len(values) > 1:
         top = Cell(values[0 if path[-1] in LOW_IS_GOOD else -1], digits=digits).text()
@@ -214,13 +146,28 @@ def _column(grouped: Mapping[str, Runs], path: Path, digits: int) -> list[Cell]:
     return list(cells.values())
 
 
+def _rivals(grouped: Mapping[str, Runs], path: Path) -> list[str]:
+    """Who may win a column: in forgetting, only those who have learnt something to forget."""
+    rivals = [method for method, mine in grouped.items() if competes(mine[0])]
+    if path[-1] != "forgetting":
+        return rivals
+    gains = {one: [_gain(run, str(path[0])) for run in grouped[one]] for one in rivals}
+    learnt = {one: mean(values) for one, values in gains.items()}
+    return [one for one in rivals if learnt[one] >= LEARNT * max(learnt.values())]
+
+
+def _gain(run: Results, regime: str) -> float:
+    """How far above chance the tasks stood at their own ends."""
+    return (at(run, regime, "avg_ts") or 0.0) - (at(run, "chance", regime, "avg_ts") or 0.0)
+
+
 def _footnotes(grouped: Mapping[str, Runs]) -> tuple[str, ...]:
     """How many seeds stand behind the numbers, and who may win a column."""
     counts = sorted({len(runs) for runs in grouped.values()})
     over = f"mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
     first = [runs[0] for runs in grouped.values()]
     some = any(map(competes, first)) and not all(map(competes, first))
-    apart = ", bounds and methods that store images apart" if some else ""
+    apart = ", but no bound and no method that stores images" if some else ""
     marked = f"{over if counts[-1] > 1 else 'one seed'}; the best is marked{apart}"
     stores = any(run["replay_images"] for run in first)
     return (marked, "[n]: stores n images of the past") if stores else (marked,)
@@ -231,7 +178,8 @@ def _accuracies(title: str, runs: Runs, paths: Mapping[str, Path]) -> Table:
     table, chance = _table(f"{title}, in percent", runs, paths), runs[0]["chance"]
     known = [path if path[-1] != "forgetting" else None for path in paths.values()]
     floor = tuple(Cell(at(chance, *path) if path else None) for path in known)
-    return replace(table, rows=(*table.rows, Row("chance", floor, quiet=True)))
+    rows, notes = (*table.rows, Row("chance", floor, quiet=True)), (*table.notes, EXPLAINED)
+    return replace(table, rows=rows, notes=notes)
 
 
 def averages(results: Runs) -> Table:
@@ -250,19 +198,34 @@ def _further(runs: Runs) -> list[Table]:
     """Calibration in both regimes, Focus-on-Now as the mean over the rounds, novelty, and costs."""
     now = {said: ("now", regime) for regime, said in SPOKEN.items()}
     unseen = {name.replace("_", " "): ("novelty", name) for name in UNCERTAINTIES}
-    costs = {name: ("costs", name) for name in runs[0]["costs"]}
     trained = [run for run in runs if not run["method"].endswith(LINEAR)]
     return [
         *(_calibration(runs, regime) for regime in REGIMES),
         _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
         _table("AUROC for telling unseen from seen classes", runs, unseen, digits=3),
-        replace(_table("Cost of a run", trained, costs), notes=()),
+        *_costs(trained),
     ]
 
 
 def _calibration(runs: Runs, regime: str) -> Table:
     paths = {name: (regime, name.lower()) for name in ERRORS}
-    return _table(f"Calibration at the end, {SPOKEN[regime]}", runs, paths, digits=3)
+    table = _table(f"Calibration at the end, {SPOKEN[regime]}", runs, paths, digits=3)
+    return replace(table, notes=(*table.notes, POOLED))
+
+
+def _costs(runs: Runs) -> list[Table]:
+    """What was sent by exchange; in all, with the time if it means something, and who was lost."""
+    every = dict.fromkeys(name for run in runs for name in run["costs"])
+    paths: dict[str, Path] = {name: ("costs", name) for name in every}
+    exchanges = {name: path for name, path in paths.items() if name.endswith((" up", " down"))}
+    totals = {name: exchanges.pop(name) for name in ("MB up", "MB down")}
+    quiet = all(run.get("quiet") for run in runs)
+    time = {"seconds": paths["seconds"]} if quiet else {}
+    lost: dict[str, Path] = {name: ("counts", name) for name in runs[0]["counts"]}
+    notes = (*(() if quiet else (BUSY,)), COUNTED)
+    made = replace(_table("Cost of a run", runs, {**time, **totals, **lost}), notes=notes)
+    parts = _table("Megabytes by exchange", runs, exchanges)
+    return [replace(parts, notes=()), made] if exchanges else [made]
 
 
 def differences(points: Mapping[str, Runs], reference: str, where: str = "") -> list[Table]:

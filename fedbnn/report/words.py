@@ -6,7 +6,7 @@ from statistics import mean, stdev
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import tables
-from fedbnn.report.tables import Results, Runs, Varied
+from fedbnn.report.values import Results, Runs, Varied, by_method, competes, over_seeds
 
 END = ("class_agnostic", "avg_fin")
 MEASURE = "What follows is accuracy at the end, when the task is not told."
@@ -53,12 +53,12 @@ def _count(number: int, words: str) -> str:
 
 def of_comparison(runs: Runs, reference: str = tables.REFERENCE) -> str:
     """Who ends highest when the task is not told, and how the reference stands against each."""
-    grouped = tables.by_method(runs)
+    grouped = by_method(runs)
     counted, ended = f"{_count(len(grouped), 'method')}, {_count(len(runs), 'run')}", _ends(grouped)
     if not ended:
         return f"{counted}; none has reached its last round yet."
     text = f"{counted}. {MEASURE}"
-    rivals = [method for method in ended if tables.competes(grouped[method][0])]
+    rivals = [method for method in ended if competes(grouped[method][0])]
     if rivals:
         winner = max(rivals, key=lambda method: ended[method])
         text += f" {winner} ends {'highest, ' if len(rivals) > 1 else ''}at {ended[winner]:.1f} %."
@@ -71,7 +71,7 @@ def of_comparison(runs: Runs, reference: str = tables.REFERENCE) -> str:
 
 def _ends(groups: Mapping[str, Runs]) -> dict[str, float]:
     """The mean over the seeds of each group of runs that has come to its end."""
-    finals = {name: tables.over_seeds(runs, *END).value for name, runs in groups.items()}
+    finals = {name: over_seeds(runs, *END).value for name, runs in groups.items()}
     return {name: value for name, value in finals.items() if value is not None}
 
 
@@ -116,7 +116,7 @@ def of_sweep(key: str, points: Mapping[str, Runs]) -> str:
 
 def _range(method: str, points: Mapping[str, Runs]) -> str:
     """Where a method ends lowest and highest, and at which values."""
-    ended = _ends({one: tables.by_method(runs).get(method, []) for one, runs in points.items()})
+    ended = _ends({one: by_method(runs).get(method, []) for one, runs in points.items()})
     if len(set(ended.values())) < 2:
         return "".join(f"{method} ends at {value:.1f} %." for value in set(ended.values()))
     low, high = (choose(ended, key=lambda value: ended[value]) for choose in (min, max))

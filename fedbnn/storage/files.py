@@ -1,15 +1,18 @@
 """Files and directories that are whole or absent: written aside, flushed to the disk, renamed.
 
-The operating system's refusals become ours, and one process writes in a place at a time. What
-clients send waits here for its turn; what was refused of it is kept for a person to look at.
+The operating system's refusals become ours, and one process writes in a place at a time. Nothing
+but regular files is opened: no link is followed, no pipe or device waited for. What clients send
+waits here for its turn; what was refused of it is kept for a person to look at.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +53,27 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _in_place(path: str, flags: int) -> int:
-    """Open for `open`; what stands under the name itself, never what a link points to."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    """For `open`: the regular file that stands under this very name, never what a link names."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def plain(root: Path, aside: Collection[str] = ("wandb",)) -> Path:
+    """The same directory, if there is nothing but files and folders in it, and below it.
+
+    What W&B keeps under its own name may be otherwise: only it looks there.
+    """
+    for folder, folders, names in os.walk(root):
+        for path in (os.path.join(folder, name) for name in [*folders, *names]):
+            usual = os.path.isfile(path) or os.path.isdir(path)
+            if os.path.islink(path) or (os.path.exists(path) and not usual):
+                what = "a run directory holds files and folders, no links, pipes or devices"
+                raise RunDirectoryError(what, path, "remove it, or do not trust this directory")
+        folders[:] = [name for name in folders if name not in aside]
+    return root
 
 
 @contextmanager
@@ -67,8 +89,14 @@ def writing(where: Path) -> Iterator[None]:
 
 def digest(path: Path) -> str:
     """sha256 of a file, in hex."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_in_place) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read(path: Path) -> bytes:
+    """All of a file."""
+    with open(path, "rb", opener=_in_place) as file:
+        return file.read()
 
 
 def sync(path: Path) -> None:
@@ -82,7 +110,7 @@ def sync(path: Path) -> None:
 
 def write(path: Path, payload: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
     """Write a file, or add to it; when this returns, that survives a power cut."""
-    with writing(path), path.open(mode) as file:
+    with writing(path), open(path, mode, opener=_in_place) as file:
         file.write(payload)
         file.flush()
         os.fsync(file.fileno())
@@ -131,6 +159,14 @@ def as_json(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file; raises `Damaged` if there is none."""
+    try:
+        return dict(json.loads(read(path)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path.name} cannot be read") from error
+
+
 def sealed(format: int, body: Mapping[str, object]) -> bytes:
     """JSON for a file that proves itself: `{"format", "body", "sha256"}`, the digest of both."""
     content = {"format": format, "body": body}
@@ -139,12 +175,9 @@ def sealed(format: int, body: Mapping[str, object]) -> bytes:
 
 def unsealed(path: Path) -> tuple[int, dict[str, Any]]:
     """Format and body of a file that `sealed` made; raises `Damaged` for any other."""
-    try:
-        content = json.loads(path.read_bytes())
-        sha256 = content.pop("sha256")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise Damaged(f"{path.name} cannot be read") from error
-    if state.digest(as_json(content)) != sha256:
+    content = read_json(path)
+    sha256 = content.pop("sha256", None)
+    if content.keys() != {"format", "body"} or state.digest(as_json(content)) != sha256:
         raise Damaged(f"the digest of {path.name} does not match")
     return content["format"], content["body"]
 

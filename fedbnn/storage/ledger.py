@@ -1,21 +1,28 @@
 """One committed round is one renamed directory; the only writer of run state.
 
     state/lock                       held by the one process that writes here, its pid inside
-    state/round-000007/              manifest.json, state.safetensors, record.json
+    state/config.json                the configuration of the run; its digest is the run's identity
+    state/round-000007/              manifest.json, state.safetensors
+    state/records/000007.json        what was measured in round 7: its line of metrics.jsonl
     state/clients/3-r7.safetensors   what client 3 kept for itself in round 7; one file per change
+    state/late/8-3.safetensors       a late answer of client 3 that is folded in round 8
     state/spool/                     answers that wait to be folded; scratch
 
-A manifest names every file its round needs. A round is written aside, flushed to the disk, and
-renamed: before the rename it does not exist, after it nothing is missing. Only participants are
-written, so the cost of a commit does not depend on how many clients are registered.
+A manifest names its run, the manifest before it, every file its round needs and the records of all
+rounds, each by its digest: so a round of another run, or a record that was changed, is found. A
+round is written aside, flushed to the disk, and renamed: before the rename it does not exist, after
+it nothing is missing. Only participants are written, so the cost of a commit does not depend on how
+many clients are registered.
 """
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +31,42 @@ from fedbnn.state import State, digest
 from fedbnn.storage import files
 from fedbnn.storage.files import Damaged, Spool, locked, remove_tree, writing
 
-FORMAT = 1
-MANIFEST, STATE, RECORD = "manifest.json", "state.safetensors", "record.json"
+FORMAT = 2
+CONFIG, METRICS = "config.json", "metrics.jsonl"
+MANIFEST, STATE = "manifest.json", "state.safetensors"
 LOG = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The sha256 of every file of a round; name and sha256 of the newest file of every client."""
+    """Digests: of the run, of the manifest before, of the state, of the records of all rounds.
 
-    round: int
-    files: Mapping[str, str]
-    clients: Mapping[int, tuple[str, str]]
+    Also the name and the digest of the newest file of every client.
+    """
+
+    run: str = ""
+    round: int = 0
+    previous: str = ""
+    state: str = ""
+    records: tuple[str, ...] = ()
+    clients: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """As it stands in manifest.json."""
         clients = {str(client): entry for client, entry in self.clients.items()}
-        body = {"round": self.round, "files": self.files, "clients": clients}
-        return files.sealed(FORMAT, body)
+        return files.sealed(FORMAT, {**vars(self), "clients": clients})
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """The manifest that was written; raises `Damaged`, or an error for a newer format."""
         format, body = files.unsealed(path)
         if format != FORMAT:
-            what = f"the run was written in the newer format {format}, this version reads {FORMAT}"
-            raise RunDirectoryError(what, fix="upgrade fedbnn to resume it")
+            what = f"the run was written in format {format}, this version reads {FORMAT}"
+            fix = "resume it with the version of fedbnn that began it"
+            raise RunDirectoryError(what, str(path.parent), fix)
         clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
-        return cls(body["round"], body["files"], clients)
+        return cls(**{**body, "records": tuple(body["records"]), "clients": clients})
 
 
 @dataclass(frozen=True)
@@ -64,11 +78,31 @@ class Committed:
     record: dict[str, Any]
 
 
+def as_line(record: Mapping[str, Any]) -> bytes:
+    """One line of metrics.jsonl, with null for every number that JSON does not have."""
+    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for NaN and infinities."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def rounds(run_dir: Path) -> list[int]:
     """The rounds of a run that have a directory, oldest first."""
     root = run_dir / "state"
     matches = (_ROUND.fullmatch(path.name) for path in (root.iterdir() if root.is_dir() else ()))
     return sorted(int(match[1]) for match in matches if match)
+
+
+def _numbers(path: Path) -> tuple[int, int]:
+    """Round and client in the name of a late answer."""
+    round, _, client = path.stem.partition("-")
+    return int(round), int(client)
 
 
 class Ledger(AbstractContextManager["Ledger"]):
@@ -78,11 +112,14 @@ class Ledger(AbstractContextManager["Ledger"]):
         if keep < 1:
             raise ConfigError("the ledger must keep at least 1 round", f"keep: {keep}")
         self.run_dir, self.keep = Path(run_dir), keep
-        self.root, self._clients = self.run_dir / "state", self.run_dir / "state" / "clients"
+        self.root = files.plain(self.run_dir) / "state"
+        self._clients, self._records = self.root / "clients", self.root / "records"
+        self._late = self.root / "late"
         self.warnings: list[str] = []
         with ExitStack() as opening:
             with writing(self.run_dir):
                 self._clients.mkdir(parents=True, exist_ok=True)
+                self._records.mkdir(exist_ok=True)
                 opening.enter_context(locked(self.root / "lock"))
             self._manifest = self._newest_whole()
             self._retire()
@@ -105,53 +142,94 @@ class Ledger(AbstractContextManager["Ledger"]):
         """The newest round that is whole, or None when no round was ever committed."""
         if not self.round:
             return None
-        directory = self._directory(self.round)
-        state = State.from_bytes((directory / STATE).read_bytes())
-        return Committed(self.round, state, json.loads((directory / RECORD).read_bytes()))
+        state = State.from_bytes(files.read(self._directory(self.round) / STATE))
+        return Committed(self.round, state, json.loads(files.read(self._record(self.round))))
+
+    def records(self) -> list[tuple[str, bytes]]:
+        """Of every committed round the digest of its record, and the record, empty if damaged."""
+        found = []
+        for number, sha256 in enumerate(self._manifest.records, 1):
+            path = self._record(number)
+            line = files.read(path) if path.is_file() else b""
+            found.append((sha256, line if digest(line) == sha256 else b""))
+        return found
 
     def clients(self) -> tuple[int, ...]:
         """The clients that keep something for themselves."""
         return tuple(sorted(self._manifest.clients))
 
     def private(self, client: int) -> bytes | None:
-        """What this client kept for itself when it last took part, or None if it never did."""
+        """What this client kept for itself when it last took part; None if never, or if damaged."""
         if client not in self._manifest.clients:
             return None
         name, sha256 = self._manifest.clients[client]
-        payload = (self._clients / name).read_bytes()
-        if digest(payload) != sha256:
-            what = f"the private state of client {client} is damaged"
-            fix = "resume the run: it falls back to a round that is whole"
-            raise RunDirectoryError(what, str(self._clients / name), fix)
-        return payload
+        with suppress(OSError):
+            if digest(payload := files.read(self._clients / name)) == sha256:
+                return payload
+        self.warn(f"the private state of client {client} is damaged ({name}): it begins anew")
+        return None
+
+    def warn(self, what: str) -> None:
+        """Tell the user, and the log."""
+        LOG.warning("%s: %s", self.root, what)
+        self.warnings.append(what)
+
+    def keep_late(self, round: int, client: int, update: bytes) -> None:
+        """Keep an answer that is folded in a later round; when this returns, it is on disk."""
+        with writing(self.root):
+            self._late.mkdir(exist_ok=True)
+        files.write_atomic(self._late / f"{round}-{client}.safetensors", update)
+
+    def late(self, round: int) -> dict[int, bytes]:
+        """The late answers that are folded in this round, in client order."""
+        found = {_numbers(path): path for path in self._late.glob("*-*.safetensors")}
+        return {who: found[when, who].read_bytes() for when, who in sorted(found) if when == round}
 
     def _newest_whole(self) -> Manifest:
-        """The newest manifest whose files are all intact; raises if no round is."""
-        found = rounds(self.run_dir)
-        for number in reversed(found):
+        """The newest manifest whose files are all intact; raises if no round is.
+
+        If every one lacks the files of some clients, these clients lose what they kept.
+        """
+        found, damage = rounds(self.run_dir), Damaged("")
+        for client_files, number in product((True, False), found[::-1]):
             try:
-                return self._verified(self._peek(number))
-            except Damaged as damage:
+                return self._verified(self._peek(number), client_files)
+            except Damaged as error:
+                damage = error
                 what = f"round {number} is damaged ({damage}); falling back to the round before it"
-                LOG.warning("%s: %s", self.root, what)
-                self.warnings.append(what)
+                if client_files:
+                    self.warn(what)
+        fix = "restore the directory from a copy, or start again under another name"
         if found:
-            fix = "restore the directory from a copy, or start again under another name"
-            raise RunDirectoryError("every kept round is damaged", str(self.root), fix)
-        return Manifest(0, {}, {})
+            what = f"every kept round is damaged (round {found[0]}: {damage})"
+            raise RunDirectoryError(what, str(self.root), fix)
+        if (metrics := self.run_dir / METRICS).is_file() and metrics.stat().st_size:
+            what = f"the rounds of this run are gone, though {METRICS} has records of them"
+            raise RunDirectoryError(what, str(self.root), fix)
+        return Manifest()
+
+    def _identity(self) -> str:
+        """The digest of the configuration that the run was started with."""
+        path = self.root / CONFIG
+        return files.digest(path) if path.is_file() else ""
 
     def _peek(self, number: int) -> Manifest:
         """The manifest of a round, without a look at the files it names."""
         manifest = Manifest.read(self._directory(number) / MANIFEST)
         if manifest.round != number:
             raise Damaged(f"its manifest is that of round {manifest.round}")
+        if manifest.run != self._identity():
+            raise Damaged("it is a round of another run")
         return manifest
 
-    def _verified(self, manifest: Manifest) -> Manifest:
+    def _verified(self, manifest: Manifest, client_files: bool) -> Manifest:
         """The manifest, after every file it names has been checked; raises `Damaged` otherwise."""
-        directory = self._directory(manifest.round)
-        named = {directory / name: sha256 for name, sha256 in manifest.files.items()}
-        named |= {self._clients / name: sha256 for name, sha256 in manifest.clients.values()}
+        if not self._follows(manifest):
+            raise Damaged("it does not follow the round before it")
+        named = {self._directory(manifest.round) / STATE: manifest.state}
+        named[self._record(manifest.round)] = manifest.records[-1]
+        if client_files:
+            named |= {self._clients / name: sha256 for name, sha256 in manifest.clients.values()}
         for path, sha256 in named.items():
             try:
                 found = files.digest(path)
@@ -167,16 +245,17 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Make `round` the newest, all or nothing; `privates` are those of clients that changed."""
         if round != self.round + 1:
             raise ValueError(f"round {round} cannot follow round {self.round}")
-        payloads = {STATE: state.to_bytes(), RECORD: json.dumps(record).encode()}
-        digests = {name: digest(payload) for name, payload in payloads.items()}
-        clients = dict(self._manifest.clients)
+        payload, line, clients = state.to_bytes(), as_line(record), dict(self._manifest.clients)
         with writing(self.root):
-            for client, payload in privates.items():
-                clients[client] = f"{client}-r{round}.safetensors", digest(payload)
-                files.write(self._clients / clients[client][0], payload)
+            for client, private in privates.items():
+                clients[client] = f"{client}-r{round}.safetensors", digest(private)
+                files.write(self._clients / clients[client][0], private)
+            files.write(self._record(round), line)
             files.sync(self._clients)
-            manifest = Manifest(round, digests, clients)
-            self._publish(round, {**payloads, MANIFEST: manifest.to_bytes()})
+            files.sync(self._records)
+            facts = self._identity(), round, self._link(round), digest(payload)
+            manifest = Manifest(*facts, (*self._manifest.records, digest(line)), clients)
+            self._publish(round, {STATE: payload, MANIFEST: manifest.to_bytes()})
         self._manifest = manifest
         self._retire()
 
@@ -199,9 +278,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         with writing(self.root):
             for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
-            for path in self._clients.iterdir():
-                if path.name not in needed:
-                    path.unlink()
+            gone = [path for path in self._clients.iterdir() if path.name not in needed]
+            for path in self._late.glob("*-*.safetensors"):
+                gone += [path] if _numbers(path)[0] <= self.round - self.keep else []
+            for path in gone:
+                path.unlink()
 
     def _sweep(self) -> None:
         """Remove what an interrupted process left: names with a dot, spools."""
@@ -218,5 +299,20 @@ class Ledger(AbstractContextManager["Ledger"]):
         finally:
             remove_tree(directory)
 
+    def _follows(self, manifest: Manifest) -> bool:
+        """Whether the round before, if it is here and can be read, is the one it names."""
+        with suppress(Damaged):
+            self._peek(manifest.round - 1)
+            return manifest.previous == self._link(manifest.round)
+        return True
+
+    def _link(self, round: int) -> str:
+        """The digest of the manifest before this round's; empty before the first."""
+        path = self._directory(round - 1) / MANIFEST
+        return files.digest(path) if path.is_file() else ""
+
     def _directory(self, round: int) -> Path:
         return self.root / f"round-{round:06d}"
+
+    def _record(self, round: int) -> Path:
+        return self._records / f"{round:06d}.json"

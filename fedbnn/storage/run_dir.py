@@ -1,19 +1,18 @@
 """A run directory as a whole: whose it is, whether it is complete, what was measured, with what.
 
 config.json     in state/: the configuration it belongs to; without it there is no run
-finished.json   in state/: the round it was complete with
-metrics.jsonl   one line per round and each round once
+finished.json   in state/: the round it was complete with, and the digest of every file it left
+metrics.jsonl   one line per round and each round once, as the ledger has them
 env.json        versions and hardware: no variables, names of people or machines, or paths
 """
 
 import json
-import math
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -22,14 +21,16 @@ from typing import Any
 import torch
 
 from fedbnn.errors import RunDirectoryError
+from fedbnn.state import digest
 from fedbnn.storage import files
-from fedbnn.storage.files import as_json, write_atomic
-from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.files import Damaged, as_json, write_atomic
+from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, as_line, finite
 
 Config = Mapping[str, Any]
 Record = dict[str, Any]
-METRICS = "metrics.jsonl"
-_CONFIG, _FINISHED = "config.json", "finished.json"
+FORMAT, FINISHED, LAST = 1, "finished.json", ".last"
+UNSEALED = ("state", "rejected", "wandb", "wandb.json", "log.txt", "beside")
+"""What a run directory holds that may change when the run is complete."""
 _PACKAGES = """fedbnn torch torchvision pytorch-lightning pyro-ppl torchmetrics numpy scikit-learn
     safetensors jsonargparse rich matplotlib jinja2 wandb flwr"""
 
@@ -43,11 +44,11 @@ def start(ledger: Ledger, config: Config, beside: Mapping[str, bytes] | None = N
         fix = f"resume it with --resume {ledger.run_dir}, or choose another name"
         raise RunDirectoryError("this directory holds a run already", str(ledger.run_dir), fix)
     with files.writing(ledger.root):
-        (ledger.root / _CONFIG).unlink(missing_ok=True)
+        (ledger.root / CONFIG).unlink(missing_ok=True)
         files.sync(ledger.root)
     for name, payload in (beside or {}).items():
         write_atomic(ledger.run_dir / name, payload)
-    write_atomic(ledger.root / _CONFIG, as_json(_plain(config)))
+    write_atomic(ledger.root / CONFIG, as_json(_plain(config)))
 
 
 def resume(ledger: Ledger, config: Config, may_differ: Collection[str] = ()) -> None:
@@ -55,12 +56,12 @@ def resume(ledger: Ledger, config: Config, may_differ: Collection[str] = ()) -> 
 
     `may_differ` names keys, or whole sections (`track.wandb`), that do not change the result.
     """
-    path = _begun(ledger.run_dir) / "state" / _CONFIG
+    path = _begun(ledger.run_dir) / "state" / CONFIG
     try:
-        then = dict(flat(json.loads(path.read_bytes())))
-    except (ValueError, AttributeError) as error:
+        then = dict(flat(files.read_json(path)))
+    except Damaged as damage:
         what = "the stored configuration is damaged"
-        raise RunDirectoryError(what, str(path), "restore it from a copy") from error
+        raise RunDirectoryError(what, str(path), "restore it from a copy") from damage
     now = dict(flat(_plain(config)))
     for key in sorted(then.keys() | now.keys()):
         covered = any(f"{key}.".startswith(f"{name}.") for name in may_differ)
@@ -86,30 +87,88 @@ def flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def finish(ledger: Ledger) -> None:
-    """Mark the run complete with its newest round."""
-    write_atomic(ledger.root / _FINISHED, as_json({"round": ledger.round}))
+    """Mark the run complete with its newest round, and with every file as it is now."""
+    body = {"round": ledger.round, "files": _digests(ledger.run_dir)}
+    write_atomic(ledger.root / FINISHED, files.sealed(FORMAT, body))
 
 
 def finished(ledger: Ledger) -> bool:
     """Whether the run is already complete; one that had to fall back is not."""
-    path = ledger.root / _FINISHED
-    return path.exists() and path.read_bytes() == as_json({"round": ledger.round})
+    return (ledger.root / FINISHED).exists() and _left(ledger.run_dir)["round"] == ledger.round
+
+
+def reopen(ledger: Ledger) -> None:
+    """Forget that the run was complete: it goes on."""
+    with files.writing(ledger.root):
+        (ledger.root / FINISHED).unlink(missing_ok=True)
+
+
+def sealed_again(run_dir: Path, written: Iterable[Path]) -> None:
+    """Take note that a complete run has these files anew."""
+    if (run_dir / "state" / FINISHED).exists():
+        left, now = _left(run_dir), _digests(run_dir)
+        names = {str(path.relative_to(run_dir)) for path in written}
+        body = {**left, "files": left["files"] | {name: now[name] for name in names & now.keys()}}
+        write_atomic(run_dir / "state" / FINISHED, files.sealed(FORMAT, body))
+
+
+def changed(run_dir: Path) -> list[str]:
+    """Files of a complete run that are gone, or not as it left them; none if it never ended."""
+    if not (run_dir / "state" / FINISHED).exists():
+        return []
+    left, now = _left(run_dir)["files"], _digests(run_dir)
+    return sorted(name for name, sha256 in left.items() if now.get(name) != sha256)
+
+
+def intact(run_dir: Path, *names: str) -> Path:
+    """The directory, if it holds nothing but files and these are as a complete run left them."""
+    for name in set(names) & {*changed(files.plain(run_dir))}:
+        fix = f"python train.py --resume {run_dir} makes it again"
+        raise RunDirectoryError(f"{name} is not as the run left it", str(run_dir / name), fix)
+    return run_dir
+
+
+def _left(run_dir: Path) -> dict[str, Any]:
+    """What the run said when it was complete; damaged, it said nothing."""
+    try:
+        return files.unsealed(run_dir / "state" / FINISHED)[1]
+    except Damaged:
+        return {"round": None, "files": {}}
+
+
+def _digests(run_dir: Path) -> dict[str, str]:
+    """Every file that a complete run leaves, but its state, logs and mirrors."""
+    names = [path for path in run_dir.rglob("*") if path.is_file()]
+    found = {path.relative_to(run_dir): path for path in names}
+    kept = {name: path for name, path in found.items() if name.parts[0] not in UNSEALED}
+    return {str(name): files.digest(path) for name, path in sorted(kept.items())}
 
 
 def find(which: str, root: Path) -> Path:
     """The run directory behind `--resume`: a path, or `last` for the newest run under `root`."""
     if which != "last":
         return _begun(Path(which))
-    runs = [path.parent.parent for path in root.glob(f"**/state/{_CONFIG}")]
+    runs = {str(path.parents[1]): path.parent for path in root.glob(f"**/state/{CONFIG}")}
     if not runs:
         fix = "start one without --resume"
         raise RunDirectoryError("there is no run to resume", str(root), fix)
-    return max(runs, key=lambda run: ((run / "state").stat().st_mtime_ns, str(run)))
+    with suppress(OSError, ValueError):
+        if (named := files.read(root / LAST).decode()) in runs:
+            return _begun(Path(named))
+    return _begun(Path(max(runs, key=lambda run: (runs[run].stat().st_mtime_ns, run))))
+
+
+def note_last(run_dir: Path, root: Path) -> None:
+    """Remember which run under `root` was begun or resumed last, whatever the clock says."""
+    if run_dir.is_relative_to(root):
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomic(root / LAST, str(run_dir).encode())
 
 
 def _begun(run_dir: Path) -> Path:
     """The directory, if a run has begun in it."""
-    if (run_dir / "state" / _CONFIG).is_file():
+    files.plain(run_dir)
+    if (run_dir / "state" / CONFIG).is_file():
         return run_dir
     if (run_dir / "state").is_dir():
         what, fix = "this run was stopped before it began", "start it again without --resume"
@@ -120,39 +179,58 @@ def _begun(run_dir: Path) -> Path:
 
 def records(run_dir: Path) -> list[Record]:
     """The rounds on record, in order; a last line cut short by a crash is left out."""
-    path, found = run_dir / METRICS, []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict) and "round" in record]
+    found: list[Record] = []
+    for number, line in enumerate(lines := _lines(run_dir), 1):
+        try:
+            found.append(dict(json.loads(line)))
+            if type(found[-1]["round"]) is not int:
+                raise TypeError("a round has a number")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if number < len(lines):
+                what, fix = f"line {number} of {METRICS} cannot be read", "resume the run"
+                raise RunDirectoryError(what, str(run_dir / METRICS), fix) from error
+            return found[: number - 1]
+    return found
+
+
+def _lines(run_dir: Path) -> list[bytes]:
+    try:
+        return files.read(run_dir / METRICS).splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        what, fix = f"{METRICS} cannot be read: {error.strerror}", "remove it and resume the run"
+        raise RunDirectoryError(what, str(run_dir / METRICS), fix) from error
 
 
 def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Add one round; when this returns, the line survives a power cut."""
-    files.write(run_dir / METRICS, _line(record), "ab")
+    files.write(run_dir / METRICS, as_line(record), "ab")
 
 
-def reconcile(run_dir: Path, committed: int, record: Mapping[str, Any] | None) -> list[Record]:
-    """Make the records end with the last committed round, each round once."""
-    kept = {line["round"]: line for line in records(run_dir) if line["round"] <= committed}
-    if record is not None:
-        kept[committed] = dict(record)
-    lines = [kept[number] for number in sorted(kept)]
-    write_atomic(run_dir / METRICS, b"".join(map(_line, lines)))
-    return lines
+def reconcile(ledger: Ledger) -> list[Record]:
+    """Make metrics.jsonl what the ledger has of every committed round, each once, and say so.
 
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
-
-
-def finite(value: Any) -> Any:
-    """The same value with null for every number that JSON does not have (NaN and infinities)."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    A record that the ledger has lost is taken from its line, if that is the one it names. A crash
+    between a commit and its line is nothing to speak of.
+    """
+    found, kept = _lines(ledger.run_dir), []
+    for number, (sha256, line) in enumerate(ledger.records(), 1):
+        there = found[number - 1] if number <= len(found) else b""
+        if digest(there) != sha256:
+            crashed = number == ledger.round and line.startswith(there)
+            if not line:
+                what, fix = f"the record of round {number} is lost", "restore it from a copy"
+                raise RunDirectoryError(what, str(ledger.run_dir / METRICS), fix)
+            if not crashed:
+                what = "is missing" if not there else "is not what the round recorded"
+                ledger.warn(f"line {number} of {METRICS} {what}: put back from the ledger")
+        kept.append(line or there)
+    if len(found) > len(kept):
+        more = f"{len(found) - len(kept)} lines of no committed round"
+        ledger.warn(f"{METRICS} had {more}: removed")
+    write_atomic(ledger.run_dir / METRICS, b"".join(kept))
+    return [json.loads(line) for line in kept]
 
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:

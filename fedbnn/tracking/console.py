@@ -4,27 +4,61 @@ Plain lines when nobody watches live. Libraries may talk in log.txt, but not on 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from rich import progress
+from rich import box, progress
 from rich.console import Console as Screen
 from rich.panel import Panel
 from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedbnn.errors import escaped, silence
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.report import formats, tables, words
+from fedbnn.report import tables, words
+from fedbnn.report.values import Table
+from fedbnn.storage.files import write
 
 Record = Mapping[str, Any]
 MOST_LINES = 100
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric")
-CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "urllib3")
+CHATTY = (*LIGHTNING, "wandb", "matplotlib", "flwr", "ray", "urllib3")
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 LOG = logging.getLogger("fedbnn")
+
+
+class Output:
+    """Standard output, which may go away: a closed pipe or terminal, a full disk behind it.
+
+    What is written from then on is lost; the run goes on, and log.txt says so.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file, self._gone = file, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        """Write, if somebody is there."""
+        return len(text) if self._gone else self._tried(self._file.write, text) or 0
+
+    def flush(self) -> None:
+        """Flush, if somebody is there."""
+        if not self._gone:
+            self._tried(self._file.flush)
+
+    def _tried(self, action: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return action(*arguments)
+        except OSError as error:
+            self._gone = True
+            LOG.warning("standard output is gone (%s): the run goes on without it", error.strerror)
+            silence(self._file)
 
 
 class Watcher:
@@ -48,7 +82,8 @@ class Console(Watcher):
     """
 
     def __init__(self, rounds: int, done: int = 0, file: TextIO | None = None) -> None:
-        self.screen = screen = Screen(file=file, highlight=False, soft_wrap=False)
+        output: Any = Output(file or sys.stdout)
+        self.screen = screen = Screen(file=output, highlight=False, soft_wrap=False)
         self._live = screen.is_terminal and not screen.is_dumb_terminal
         self._last, self._step = rounds, -(-rounds // MOST_LINES)
         moving = progress.BarColumn(bar_width=24), progress.MofNCompleteColumn()
@@ -67,13 +102,14 @@ class Console(Watcher):
 
     def say(self, text: str) -> None:
         """Plain text on one line, however long, above the bars if there are any."""
-        self.screen.print(Text(" ".join(text.split()) if "\n" in text else text), soft_wrap=True)
+        line = " ".join(text.split()) if "\n" in text else text
+        self.screen.print(Text(escaped(line)), soft_wrap=True)
 
     def card(self, facts: Mapping[str, str], title: str = "FedBNN") -> None:
         """What will happen, before it does: scenario, clients, method with its formula, seed."""
         grid = Grid.grid(padding=(0, 2))
         for name, text in facts.items():
-            grid.add_row(Text(name, "bold cyan"), Text(text))
+            grid.add_row(Text(name, "bold cyan"), Text(escaped(text)))
             if not self._live:
                 self.say(f"{name:<13} {text}")
         if self._live:
@@ -109,7 +145,7 @@ class Console(Watcher):
         """The table of the run, who did not count or counted less, and where everything is."""
         self._bars.stop()
         self.screen.print()
-        self.screen.print(formats.terminal(tables.of_run(results)))
+        self.screen.print(terminal(tables.of_run(results)))
         took = f"{results['rounds_done']} rounds in {results['seconds']:.0f} s"
         self.say(f"{results['method']}, seed {results['seed']}: {took}")
         if text := words.incidents(results):
@@ -118,49 +154,77 @@ class Console(Watcher):
 
 
 def _facts(record: Record) -> str:
-    """The Focus-on-Now accuracy in both regimes; clients that counted less, with their trust."""
+    """The Focus-on-Now accuracy in both regimes, the loss; who counted less, with their trust."""
     now, trust = record.get("fon") or {}, record.get("trust") or {}
     both = ", ".join(f"{now[name]:.1f} % {tables.SPOKEN[name]}" for name in REGIMES if name in now)
     less = ", ".join(f"{client} ({share:.2f})" for client, share in trust.items())
-    said = f"now {both}" if both else "", f"{len(trust)} down-weighted: {less}" if less else ""
-    return "  ".join(filter(None, said))
+    train = record.get("train") or {}
+    loss = ", ".join(f"{name} {train[name]:.3g}" for name in train)
+    lost = f"{len(trust)} down-weighted: {less}" if less else ""
+    return "  ".join(filter(None, (f"now {both}" if both else "", loss, lost)))
 
 
 def _incidents(record: Record) -> list[str]:
     """Clients that sent nothing or were refused, each by name with the reason."""
     said = {"failed": "failed", "refused": "was refused"}
     found = [(word, record.get(key) or {}) for key, word in said.items()]
-    return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    lost = [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    late = (record.get("late") or {}).items()
+    return [*lost, *(f"client {who} counted {age} round(s) late" for who, age in late)]
 
 
-def schedule(rows: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
-    """Print the schedule of a dry run; the keys of the first row are the columns."""
-    heads = [str(name).replace("_", " ") for name in rows[0]]
-    drawn = Grid(*heads, title="Schedule", title_justify="left")
-    for row in rows:
-        drawn.add_row(*(Text(_plain(value)) for value in row.values()))
+def rows(title: str, found: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:
+    """Print rows as a table; the keys of the first row are the columns."""
+    drawn = Grid(*(name.replace("_", " ") for name in found[0]), title=title, title_justify="left")
+    for row in found:
+        drawn.add_row(*(Text(escaped(_plain(value))) for value in row.values()))
     Screen(file=file, highlight=False).print(drawn)
 
 
 def _plain(value: object) -> str:
     """Numbers short, sequences as a list with commas."""
     if isinstance(value, float):
-        return f"{value:g}"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return f"{value:.4g}"
+    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def show(made: Sequence[tables.Table], last: str, file: TextIO | None = None) -> None:
+def terminal(table: Table) -> Grid:
+    """For a terminal of any width: nothing is cut off, and the best have a star besides colour."""
+    drawn = Grid(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    drawn.title, drawn.title_justify = Text(table.title, "bold"), "left"
+    drawn.caption, drawn.caption_justify = Text("\n".join(table.notes), "dim"), "left"
+    drawn.add_column(table.heads[0], overflow="fold")
+    for head in table.heads[1:]:
+        drawn.add_column(head.replace(" ", "\n"), justify="right", overflow="fold")
+    for row in table.rows:
+        last_task = row is table.rows[-1] and row.name == "average"
+        style = "dim" if row.quiet else "bold" if last_task else ""
+        texts = [(cell.text("±"), cell.best) for cell in row.cells]
+        cells = [Text(f"*{one}", "bold green") if best else Text(one) for one, best in texts]
+        drawn.add_row(Text(row.name), *cells, style=style)
+    return drawn
+
+
+def show(made: Sequence[Table], last: str, file: TextIO | None = None) -> None:
     """Print tables, and a last line."""
     console = Console(rounds=1, file=file)
     for table in made:
-        console.screen.print(formats.terminal(table))
+        console.screen.print(terminal(table))
     console.say(last)
+
+
+class LogFile(logging.FileHandler):
+    """A log that costs nothing but its lines where it cannot be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the disk is full, and the run will say so itself."""
 
 
 @contextmanager
 def logging_to(run_dir: Path) -> Iterator[logging.Logger]:
     """Write our log, and warnings of chatty libraries, to `run_dir/log.txt` and nowhere else."""
-    handler = logging.FileHandler(run_dir / "log.txt", encoding="utf-8", delay=True)
+    write(run_dir / "log.txt", b"", "ab")
+    handler = LogFile(run_dir / "log.txt", encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(FORMAT))
     found = [LOG, *map(logging.getLogger, CHATTY)]
     before = [(logger, logger.handlers, logger.level, logger.propagate) for logger in found]

@@ -4,13 +4,12 @@
 resumed run goes on under the same id and no round is sent twice.
 """
 
-import json
 import os
 import re
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fedbnn.config.ranges import Positive
-from fedbnn.storage import run_dir
+from fedbnn.storage import files, run_dir
+from fedbnn.storage.files import Damaged
 from fedbnn.tracking.console import Watcher
 
 if TYPE_CHECKING:
@@ -29,30 +29,27 @@ Mode = Literal["auto", "online", "offline", "off"]
 DISABLED = ("silent", "disable_git", "x_disable_stats", "x_disable_machine_info")
 QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(DISABLED, True)}
 CURVES = ("fon", "shares", "posterior", "bytes_by_round")
+ID = re.compile(r"[0-9a-z]{1,64}")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """Where a run is followed besides its own files.
+    """Where a run is followed besides its own files. W&B reads WANDB_ENTITY and WANDB_TAGS itself.
 
     Args:
         wandb: `auto` is online when logged in, else offline; a bare `off` (false) is understood.
         project: W&B project.
-        entity: W&B user or team; null means the default of the account.
         group: W&B group; null is the name of the configuration, or of the comparison's directory.
         name: name of the W&B run; null is METHOD-SEED, or the name of a compared run's directory.
-        tags: W&B tags.
         patience: seconds to wait for the W&B server at the start and at the end of a run.
     """
 
     wandb: Mode | bool = "auto"
     project: str = "fedbnn"
-    entity: str | None = None
     group: str | None = None
     name: str | None = None
-    tags: tuple[str, ...] = ()
     patience: Positive = 30.0
 
 
@@ -63,22 +60,27 @@ class Tracker(Watcher):
         self._track, self._run_dir, self._say = track, run_dir, say
         self._run: Run | None = None
         self._file = run_dir / "wandb.json"
-        kept = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self._id: str = kept.get("id") or secrets.token_hex(4)
-        self._sent: int = kept.get("last", 0)
+        self._id, self._sent = self._remembered()
 
-    def start(
-        self, config: Json, group: str, name: str, committed: int, record: Json | None
-    ) -> None:
-        """Begin, or go on after the last committed round, whose line is put back if it was lost.
+    def _remembered(self) -> tuple[str, int]:
+        """Id and last round of the mirror; a new one where nothing, or nonsense, is remembered."""
+        if self._file.exists():
+            with suppress(Damaged):
+                match files.read_json(self._file):
+                    case {"id": str(one), "last": int(last)} if ID.fullmatch(one):
+                        return one, last
+            self._say(f"{self._file} is damaged: W&B gets the run under a new id")
+        return secrets.token_hex(4), 0
+
+    def start(self, config: Json, group: str, name: str, records: Sequence[Json]) -> None:
+        """Begin, or go on after the rounds on record; those that W&B does not have are sent.
 
         The W&B run is called `group` and `name` where the user did not choose.
         """
-        lines = run_dir.reconcile(self._run_dir, committed, record)
         group, name = self._track.group or group, self._track.name or name
         self._open({"config": dict(config), "group": group, "name": name})
-        for line in lines:
-            self._mirror(line)
+        for record in records:
+            self._mirror(record)
 
     def round_done(self, record: Json) -> None:
         """The line of the round, on disk before anybody else sees it."""
@@ -138,11 +140,10 @@ class Tracker(Watcher):
     def _begin(self, mode: Literal["online", "offline"], named: Json) -> None:
         import wandb
 
-        settings, track = _settings(self._track.patience), self._track
+        settings = _settings(self._track.patience)
         wandb.termsetup(settings, None)
-        mine: Json = {"id": self._id, "dir": self._run_dir, "settings": settings, **named}
-        whose: Json = {"project": track.project, "entity": track.entity, "tags": track.tags}
-        self._run = wandb.init(mode=mode, resume="allow", **whose, **mine)
+        mine: Json = {"id": self._id, "dir": self._run_dir, "project": self._track.project, **named}
+        self._run = wandb.init(mode=mode, resume="allow", settings=settings, **mine)
         self._run.define_metric("*", step_metric="round")
 
     @contextmanager

@@ -39,7 +39,7 @@ def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> li
     """
     failing: list[str] = []
 
-    def command(cell: Cell, _config: str) -> list[str]:
+    def command(cell: Cell, _config: list[str]) -> list[str]:
         told = [finished, cell.method, cell.seed, cell.directory, next(iter(failing), "nothing")]
         return [sys.executable, "-c", STAND_IN, *map(str, told)]
 
@@ -169,7 +169,7 @@ def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Pat
     swept = cells(
         ("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid"
     )
-    tracks = [parse(cell.words("tiny.yaml"), SCHEMA)["track"] for cell in swept]
+    tracks = [parse(cell.words(["tiny.yaml"]), SCHEMA)["track"] for cell in swept]
     assert {track["group"] for track in tracks} == {"grid"}
     assert [track["name"] for track in tracks] == [cell.name for cell in swept]
     assert len({track["name"] for track in tracks}) == 8
@@ -181,12 +181,12 @@ def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(
 ) -> None:
     (home / directory).mkdir()
     [cell] = cells(("fedavg",), (0,), {}, None, Path(directory) / "nowhere" / "..")
-    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == directory
+    assert parse(cell.words(["tiny.yaml"]), SCHEMA)["track"]["group"] == directory
 
 
 def test_a_group_of_the_users_own_wins(home: Path) -> None:
     [cell] = cells(("fedavg",), (0,), {"track.group": "study"}, None, home / "grid")
-    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == "study"
+    assert parse(cell.words(["tiny.yaml"]), SCHEMA)["track"]["group"] == "study"
 
 
 WRONG = {

@@ -196,7 +196,11 @@ def test_a_run_leaves_everything_that_is_promised(finished: Path) -> None:
     )
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
-    assert sum(line["bytes_up"] for line in lines) == found["bytes_up"]
+    assert sum(sum(line["bytes_up"].values()) for line in lines) == found["bytes_up"]
+    assert found["bytes_by_exchange"]["up"].keys() == {"train", "statistics"}
+    assert all("loss" in line["train"] for line in lines)
+    assert 0 < lines[-1]["train"]["kl"] < lines[-1]["train"]["loss"]
+    assert [one["loss"] for one in found["train"]] == [line["train"]["loss"] for line in lines]
 
 
 def test_the_log_tells_the_rounds(finished: Path) -> None:

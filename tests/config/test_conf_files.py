@@ -84,6 +84,8 @@ WRONG = {
     ("--trainer.precison", "16"): "did you mean 'trainer.precision'?",
     ("--client.lr", "0"): "client.lr: expected a number above 0, got '0'",
     ("--trainer.max_epochs", "50"): "trainer.max_epochs cannot be set; client.epochs says",
+    ("--trainer.min_epochs", "2"): "trainer.min_epochs cannot be set; client.epochs says",
+    ("--trainer.num_nodes", "2"): "trainer.num_nodes cannot be set; a client trains on one machine",
     ("--trainer.gradient_clip_val", "much"): "trainer.gradient_clip_val: expected ",
     ("--head", "gausian"): "did you mean 'gaussian'?",
     ("--head.decay", "2"): "head.decay: expected a number from 0 to 1, got '2'",

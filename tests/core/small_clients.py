@@ -52,11 +52,11 @@ def point_client(local: LocalTraining = LOCAL, backbone: nn.Module | None = None
     return PointClient(network, LocalObjective(), FedAvg(), local)
 
 
-def svi_client(function_prior: float = 0.0, local: LocalTraining = LOCAL) -> SVIClient:
+def svi_client(distillation: float = 0.0, local: LocalTraining = LOCAL) -> SVIClient:
     """A client of FedBNN that starts at its prior, N(fresh weights, 0.05^2)."""
     backbone = Tiny()
     layout = layout_of(backbone)
-    model = BayesianModel(backbone, layout, function_prior)
+    model = BayesianModel(backbone, layout, distillation)
     guide = MeanFieldGuide(model)
     loc = torch.cat([layout.read(backbone)[0], torch.zeros(14)])
     start = Start(loc, torch.full_like(loc, 0.05), loc)

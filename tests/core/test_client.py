@@ -218,7 +218,7 @@ def test_measuring_statistics_leaves_batch_norm_training_for_the_next_client(
     assert all(torch.equal(value, second.tensors[name]) for name, value in first.tensors.items())
 
 
-@pytest.mark.parametrize("method", [FedAvg(), BAYES, replace(BAYES, function_prior=1.0)])
+@pytest.mark.parametrize("method", [FedAvg(), BAYES, replace(BAYES, feature_distillation=1.0)])
 def test_a_client_answers_the_same_whoever_came_before_it(method: Method) -> None:
     backbone = Tiny()
     state = begun(backbone, method, ("a",))

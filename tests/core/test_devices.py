@@ -31,10 +31,10 @@ def test_points_train_on_these_devices(options: dict[str, Any]) -> None:
     assert all(not torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("function_prior", [0.0, 1.0])
+@pytest.mark.parametrize("distillation", [0.0, 1.0])
 @pytest.mark.parametrize("options", [TWO, ONE], ids=["two devices", "one device"])
-def test_posteriors_train_on_these_devices(options: dict[str, Any], function_prior: float) -> None:
-    client = svi_client(function_prior)
+def test_posteriors_train_on_these_devices(options: dict[str, Any], distillation: float) -> None:
+    client = svi_client(distillation)
     model, guide = client.elbo.model, client.elbo.guide
     layout, backbone = model.layout, model.network.backbone
     prior, statistics = model.prior(), layout.read(backbone)[1]

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
@@ -164,7 +162,7 @@ def test_exact_trains_nothing_and_ends_in_the_posterior_of_everything_shown(
     torch.testing.assert_close(state[MOMENT], upper, rtol=1e-5, atol=1e-5)
 
 
-def test_a_network_learns_beside_the_exact_scores(federate: Callable[..., Any], digits: Any) -> None:
+def test_a_network_learns_beside_exact_scores(federate: Callable[..., Any], digits: Any) -> None:
     head = ExactHead(filters=4, prior_mean=1.0, prototypes=1.0)
     federation, start = federate(FedAvg(), head=head)
     state = server.run(federation, start)
@@ -189,41 +187,19 @@ def test_heads_that_a_method_cannot_feed_are_refused(federate: Callable[..., Any
             federate(method, head=head)
 
 
-# A frozen backbone of the user's.
-
-
-@pytest.mark.parametrize("ending", ["safetensors", "pt"])
-def test_a_frozen_backbone_comes_from_a_file(
-    federate: Callable[..., Any], digits: Any, tmp_path: Path, ending: str
+def test_features_may_be_those_of_a_network_that_is_never_trained(
+    federate: Callable[..., Any], digits: Any
 ) -> None:
-    own, path = MLP(digits.image_shape, (16,)), tmp_path / f"own.{ending}"
-    weights = own.state_dict()
-    save_file(weights, path) if ending == "safetensors" else torch.save(weights, path)
-    head, method = ExactHead(features="backbone"), Exact(weights=str(path))
-    federation, start = federate(method, head=head)
-    layout = layout_of(own)
-    state = server.run(federation, method.start(start, layout, 1))
-    assert torch.equal(state["backbone"], layout.read(own)[0])
+    head = ExactHead(features="backbone")
+    federation, start = federate(Exact(), head=head)
+    state = server.run(federation, start)
+    assert torch.equal(state["backbone"], start["backbone"])
     assert state[SUM].shape[1] == 16
-    images = digits.test(0)
-    own.requires_grad_(False)
-    found = Discriminant.of(exact.posteriors(state), state.index(exact.met(state)), head).scores(
-        own(images.preprocess.normalise(images.pixels))
-    )
-    ours = Predictor(MLP(digits.image_shape, (16,)), layout, state, head).scores(images)
-    torch.testing.assert_close(ours[0], found, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("content", [b"no weights", None, {"layers.1.weight": torch.zeros(3, 3)}])
-def test_other_files_are_refused_in_one_line(tmp_path: Path, content: Any) -> None:
-    path, backbone = tmp_path / "weights.pt", MLP((1, 8, 8), (16,))
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
+    images, backbone = digits.test(0), MLP(digits.image_shape, (16,)).requires_grad_(False)
     layout = layout_of(backbone)
-    weights, buffers = layout.read(backbone)
-    with pytest.raises(ConfigError, match="no weights for this network"):
-        Exact(weights=str(path)).start(
-            State({"backbone": weights, "buffers": buffers}), layout, clients=1
-        )
+    ours = Predictor(backbone, layout, state, head).scores(images)
+    layout.write(backbone, start["backbone"], start["buffers"])
+    features = backbone(images.preprocess.normalise(images.pixels))
+    rows = state.index(exact.met(state))
+    wanted = Discriminant.of(exact.posteriors(state), rows, head).scores(features)
+    torch.testing.assert_close(ours[0], wanted, rtol=1e-4, atol=1e-4)

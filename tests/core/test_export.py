@@ -2,18 +2,23 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jsonargparse import ArgumentError
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 import fedbnn
 from fedbnn.errors import RunDirectoryError
 from fedbnn.export import CARD, MODEL, Card, load
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.networks import MLP, NETWORKS
+from fedbnn.state import digest
+from fedbnn.storage.files import sealed, unsealed
 from tests.core.parsing import parsed
 from tests.core.predictors import (
     LOOK,
@@ -27,6 +32,19 @@ from tests.core.predictors import (
 )
 
 FULL = GaussianHead(0.8, 0.6, 0.02, False, 2.0, 0.3, "frequency")
+
+
+def forged(folder: Path, **changes: Any) -> None:
+    """Another card under a seal that is right: what somebody can make who means harm."""
+    _, facts = unsealed(folder / CARD)
+    (folder / CARD).write_bytes(sealed(1, {**facts, **changes}))
+
+
+def with_tensors(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    """Other tensors, which the card is told of."""
+    payload = save(change(load_file(folder / MODEL)))
+    (folder / MODEL).write_bytes(payload)
+    forged(folder, model=digest(payload))
 
 
 @pytest.mark.parametrize("bayesian", [True, False])
@@ -56,9 +74,7 @@ def test_a_card_keeps_the_head_with_all_its_options(tmp_path: Path, head: Head) 
 def test_options_that_a_card_leaves_out_have_their_defaults(tmp_path: Path) -> None:
     backbone = MLP(SHAPE, (5,))
     saved(tmp_path, backbone, state_of(backbone, posteriors=True), head=FULL)
-    card = json.loads((tmp_path / CARD).read_text())
-    card["head"] = {"name": "gaussian", "decay": 0.5}
-    (tmp_path / CARD).write_text(json.dumps(card))
+    forged(tmp_path, head={"name": "gaussian", "decay": 0.5})
     assert load(tmp_path).card.head == GaussianHead(decay=0.5)
 
 
@@ -131,7 +147,31 @@ def test_loading_never_executes(tmp_path: Path, file: str) -> None:
         {"network": {"name": "nothing"}},
         {"network": {"name": "mlp", "depth": 3}},
         {"network": {}},
+        {"network": {"name": "mlp", "hidden": [10**9, 10**9]}},
+        {"network": {"name": "mlp", "hidden": "many"}},
+        {"network": {"name": "mlp", "hidden": [-5]}},
+        {"network": ["mlp"]},
         {"classes": ["a"]},
+        {"classes": ["a", "b", "b"]},
+        {"classes": [1, 2, 3]},
+        {"classes": "abc"},
+        {"classes": {"a": 1, "b": 2, "c": 3}},
+        {"image_shape": [1, 0, 16]},
+        {"image_shape": [1, 4, 4, 1]},
+        {"image_shape": [1, 2, -8]},
+        {"image_shape": [True, 4, 4]},
+        {"image_shape": ["1", "4", "x"]},
+        {"preprocess": {"mean": [0.5], "deviation": [0.0]}},
+        {"preprocess": {"mean": [0.5], "deviation": [-1.0]}},
+        {"preprocess": {"mean": [float("nan")], "deviation": [1.0]}},
+        {"preprocess": {"mean": [0.5, 0.5], "deviation": [1.0, 1.0]}},
+        {"preprocess": {"mean": ["x"], "deviation": [1.0]}},
+        {"head": {"name": "gaussian", "temperature": 0}},
+        {"head": {"name": "gaussian", "temperature": -1}},
+        {"head": {"name": "gaussian", "temperature": "cold"}},
+        {"head": {"name": "gaussian", "temperature": float("inf")}},
+        {"head": {"name": "gaussian", "prior": "vague"}},
+        {"head": 7},
         {"image_shape": [1, 9, 9]},
         {"image_shape": None},
         {"preprocess": {}},
@@ -147,9 +187,52 @@ def test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line(
 ) -> None:
     backbone = MLP(SHAPE, (5,))
     saved(tmp_path, backbone, state_of(backbone))
-    facts = json.loads((tmp_path / CARD).read_text())
-    (tmp_path / CARD).write_text(json.dumps({**facts, **change}))
-    with pytest.raises(RunDirectoryError):
+    forged(tmp_path, **change)
+    with pytest.raises(RunDirectoryError, match="no model can be loaded") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+NEEDED = "prototypes.loc"
+FORGED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "not a number": lambda sites: {**sites, NEEDED: sites[NEEDED] * torch.nan},
+    "a negative scale": lambda sites: {**sites, "prototypes.scale": -sites["prototypes.scale"]},
+    "one missing": lambda sites: {name: value for name, value in sites.items() if name != NEEDED},
+    "flat prototypes": lambda sites: {**sites, NEEDED: sites[NEEDED].flatten()},
+    "narrow prototypes": lambda sites: {**sites, NEEDED: sites[NEEDED][:, :-2].contiguous()},
+    "other posteriors": lambda sites: {**sites, "posteriors.count": torch.zeros(3).double()},
+    "whole numbers": lambda sites: {name: value.long() for name, value in sites.items()},
+    "nothing": lambda sites: {},
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_tensors_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, how: str) -> None:
+    backbone = MLP(SHAPE, (5,))
+    saved(tmp_path, backbone, state_of(backbone))
+    with_tensors(tmp_path, FORGED[how])
+    with pytest.raises(RunDirectoryError, match="no model can be loaded"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("file", [MODEL, CARD])
+def test_a_flipped_bit_anywhere_is_named_and_not_served(tmp_path: Path, file: str) -> None:
+    backbone = MLP(SHAPE, (5,))
+    saved(tmp_path, backbone, state_of(backbone))
+    whole = (tmp_path / file).read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 60)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        (tmp_path / file).write_bytes(flipped)
+        with pytest.raises(RunDirectoryError, match=file):
+            load(tmp_path)
+
+
+def test_a_card_nested_without_end_is_refused_in_one_line(tmp_path: Path) -> None:
+    backbone = MLP(SHAPE, (5,))
+    saved(tmp_path, backbone, state_of(backbone))
+    (tmp_path / CARD).write_bytes(b"[" * 10**5)
+    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
         load(tmp_path)
 
 

@@ -144,7 +144,7 @@ def test_rounds_in_mixed_precision_end_in_other_weights_of_the_same_type(
 
 
 @pytest.mark.parametrize(
-    ("method", "atol"), [(FedAvg(), 1e-4), (FedBNN(r_init=1, function_prior=1.0), 0.02)]
+    ("method", "atol"), [(FedAvg(), 1e-4), (FedBNN(r_init=1, feature_distillation=1.0), 0.02)]
 )
 def test_rounds_in_double_precision_send_float32(
     federate: Federate, digits: FederatedStream, method: Method, atol: float
@@ -239,18 +239,6 @@ def test_callback_and_logger_hear_all_clients_and_change_nothing(
 
 
 # Refused by name.
-
-
-@pytest.mark.parametrize("name", ["max_epochs", "min_epochs"])
-def test_epochs_are_the_client_s_and_not_the_trainer_s(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"trainer\.{name}.*client\.epochs") as refusal:
-        ClientTrainer({name: 3})
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_client_has_one_machine() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.num_nodes"):
-        ClientTrainer({"num_nodes": 2})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from datamodules.stream import FederatedStream
 from fedbnn.errors import ConfigError
-from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients, with_prototypes
+from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients
 from fedbnn.heads import GaussianHead, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.messages import FitResult, read_update
@@ -81,10 +81,8 @@ def test_evaluation_is_per_client_when_rows_stay_at_home(
     state = after(federation, initial)
     libraries = [State.from_bytes(federation.ledger.private(client) or b"") for client in (0, 1, 2)]
     backbone = MLP(digits.image_shape, (16,))
-    predictors = [
-        Predictor(backbone, federation.layout, with_prototypes(state, own), LinearHead(), 4)
-        for own in libraries
-    ]
+    whole = [State({**state.tensors, **own.tensors}, own.classes) for own in libraries]
+    predictors = [Predictor(backbone, federation.layout, one, LinearHead(), 4) for one in whole]
     found = evaluate_clients(predictors, Short(digits, 2), 2, Evaluation(images=images))
     single = [
         evaluate_clients([one], Short(digits, 2), 2, Evaluation(images=images))

@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_bytes_twice_and_another_does_not(
     [
         (FedBNN(r_init=1), GaussianHead()),
         (FedBNN(r_init=1, share="backbone_only"), LinearHead()),
-        (FedBNN(r_init=1, server_lr=2.0, function_prior=1.0), GaussianHead()),
+        (FedBNN(r_init=1, server_lr=2.0, feature_distillation=1.0), GaussianHead()),
     ],
 )
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
@@ -168,10 +168,10 @@ def test_class_posteriors_travel_as_an_exchange_of_their_own(
     assert state["posteriors.count"].tolist() == state["prototypes.samples"].tolist()
     committed = federation.ledger.latest()
     assert committed is not None
-    assert committed.record["bytes_up"] == sum(
-        len(answer.update) for answer in engine.up if isinstance(answer, FitResult)
-    )
-    assert committed.record["bytes_down"] == sum(3 * len(payload) for payload in engine.down)
+    sizes = [len(answer.update) for answer in engine.up if isinstance(answer, FitResult)]
+    assert committed.record["bytes_up"] == {"train": sum(sizes[:3]), "statistics": sum(sizes[3:])}
+    down = [3 * len(payload) for payload in engine.down]
+    assert committed.record["bytes_down"] == {"train": down[0], "statistics": down[1]}
 
 
 def test_prototypes_and_backbone_do_not_know_which_head_predicts(

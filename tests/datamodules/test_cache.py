@@ -4,6 +4,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,10 +137,10 @@ def test_a_flipped_bit_that_left_no_trace_is_found_by_verifying(tmp_path: Path) 
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path: Path) -> None:
     class Interrupted(Split):
-        def read(self, index: int, size: int | None) -> np.ndarray:
+        def read(self, index: int, *how: Any) -> np.ndarray:
             if index == 600:
                 raise KeyboardInterrupt
-            return super().read(index, size)
+            return super().read(index, *how)
 
     original = Counted().read()
     broken = replace(original, train=Interrupted(TRAIN, original.train.labels, "made up"))

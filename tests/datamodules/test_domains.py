@@ -5,28 +5,18 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from datamodules.collection import CHANGES, shifted
+from datamodules.collection import DOMAINS, shifted
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, 12, 12), dtype=np.uint8))
 PLACES = np.array([3, 1, 254, 9, 505])
-STRENGTHS = {
-    "clean": "",
-    "rotation": ":30",
-    "noise": ":0.2",
-    "blur": ":1.2",
-    "contrast": ":0.4",
-    "brightness": ":0.5",
-}
+STRENGTHS = {"clean": "", "rotation": ":30", "noise": ":0.2", "blur": ":1.2"}
 
 
 def test_every_change_is_tested() -> None:
-    assert set(STRENGTHS) == set(CHANGES)
+    assert set(STRENGTHS) == set(DOMAINS)
 
 
-@pytest.mark.parametrize(
-    "domain",
-    ["clean", "rotation:0", "rotation:360", "noise:0", "blur:0", "contrast:1", "brightness:1"],
-)
+@pytest.mark.parametrize("domain", ["clean", "rotation:0", "rotation:360", "noise:0", "blur:0"])
 def test_no_change_is_the_identity(domain: str) -> None:
     assert torch.equal(shifted(domain, PIXELS, PLACES), PIXELS)
 
@@ -65,15 +55,3 @@ def test_blur_is_the_gaussian_filter() -> None:
         PIXELS.numpy().astype(float), (0, 0, 1.2, 1.2), mode="mirror", truncate=4 / 1.2
     )
     assert np.abs(shifted("blur:1.2", PIXELS, PLACES).numpy() - expected).max() < 0.6
-
-
-def test_contrast_keeps_the_mean_and_scales_the_deviation() -> None:
-    flat = shifted("contrast:0.4", PIXELS, PLACES).float()
-    assert torch.allclose(flat.mean((1, 2, 3)), PIXELS.float().mean((1, 2, 3)), atol=0.5)
-    assert torch.allclose(flat.std((1, 2, 3)), 0.4 * PIXELS.float().std((1, 2, 3)), rtol=0.02)
-
-
-def test_brightness_multiplies() -> None:
-    assert torch.allclose(
-        shifted("brightness:0.5", PIXELS, PLACES).float(), PIXELS.float() / 2, atol=0.5
-    )

@@ -94,7 +94,10 @@ WRONG = [
         },
         "domains shift one source",
     ),
-    ({"incremental": "task", "tasks": None, "class_order": 3}, "only class groups have an order"),
+    (
+        {"incremental": "task", "tasks": None, "shuffle_classes": True},
+        "only class groups have an order",
+    ),
     ({"clients": 5, "clients_per_round": 6}, "6 clients a round of 5"),
     ({"samples_per_round": 5}, "give each client one"),
 ]

@@ -2,15 +2,27 @@
 identities and references."""
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.defense.robust import pulls, row_lengths, row_ratio, squared_distances, trust
+from fedbnn.defense import robust
+from fedbnn.defense.robust import pulls, row_lengths, squared_distances, trust
 from fedbnn.methods import aggregation
 from fedbnn.methods.aggregation import largest, pieces
+
+Lengths = Mapping[int, Mapping[str, list[float]]]
+
+
+def row_ratio(
+    lengths: Lengths, moved: list[int], client: int, known: Mapping[str, list[float]]
+) -> tuple[float, str]:
+    """With as many images of every class at every client."""
+    counts = {k: [7] * max(map(len, one.values())) for k, one in lengths.items()}
+    return robust.row_ratio(lengths, counts, moved, client, known)
 
 
 def influence_of_factor(*parts: torch.Tensor) -> torch.Tensor:
@@ -225,3 +237,13 @@ def test_a_point_does_not_depend_on_its_pieces(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("fedbnn.methods.aggregation.PIECE", piece)
     assert torch.equal(influence_of_factor(loc, scale, precision, info).sort()[0], whole.sort()[0])
     assert torch.equal(influence_of_point(loc, info), info - loc)
+
+
+def test_a_row_of_few_images_counts_by_their_share() -> None:
+    """A row four times as long as usual, of a third of the usual images; of more it stays four."""
+    lengths = {client: {"prototypes.precision": [2.0, 2.0]} for client in range(3)}
+    lengths[3] = {"prototypes.precision": [8.0, 1.0]}
+    counts = {**{client: [9, 9] for client in range(3)}, 3: [3, 9]}
+    ratio = robust.row_ratio(lengths, counts, list(lengths), 3, {})
+    assert ratio == (pytest.approx(4 / 3), "prototypes.precision")
+    assert robust.row_ratio(lengths, counts | {3: [90, 9]}, list(lengths), 3, {})[0] == 4

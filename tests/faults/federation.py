@@ -120,7 +120,7 @@ def run(
         resumed = (run_dir / "state" / "config.json").exists()
         directory.resume(ledger, CONFIG) if resumed else directory.start(ledger, CONFIG)
         latest = ledger.latest()
-        directory.reconcile(run_dir, ledger.round, latest.record if latest else None)
+        directory.reconcile(ledger)
         state = latest.state if latest else INITIAL
         for round in range(ledger.round + 1, rounds + 1):
             state = play(ledger, engine or SerialEngine(Client()), state, round, gate or Gate())

@@ -133,6 +133,39 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_resumed_run_keeps_its_id_and_sends_no_round_twice",
         ),
     },
+    "a round of another run; a line of metrics.jsonl changed, missing or foreign": {
+        "storage/test_binding.py": (
+            "test_a_round_of_another_run_is_not_taken",
+            "test_a_round_of_a_run_with_the_same_settings_does_not_follow",
+            "test_deleted_rounds_are_not_begun_again_without_a_word",
+        ),
+        "observe/test_records.py": ("test_what_was_changed_is_named_and_put_back",),
+        "faults/test_strangers.py": (
+            "test_a_changed_line_of_a_finished_run_is_named_and_put_back",
+        ),
+    },
+    "a run directory from a stranger: pipes, links, folders, flipped bits, other types": {
+        "faults/test_strangers.py": (
+            "test_a_link_is_refused_and_what_it_names_untouched",
+            "test_a_pipe_makes_nobody_wait",
+            "test_a_folder_in_the_place_of_a_file_is_no_traceback",
+            "test_a_flipped_bit_is_named_and_made_again_by_resuming",
+            "test_results_of_other_types_are_shown_or_refused_in_one_line",
+            "test_a_name_cannot_leave_runs",
+        ),
+        "core/test_export.py": (
+            "test_a_flipped_bit_anywhere_is_named_and_not_served",
+            "test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line",
+            "test_tensors_that_do_not_fit_are_refused_in_one_line",
+        ),
+    },
+    "closed pipe or terminal, full disk while drawing, damaged tracker file": {
+        "faults/test_strangers.py": (
+            "test_a_closed_pipe_and_a_closed_terminal_end_no_training",
+            "test_a_full_disk_while_the_page_is_written_is_one_line",
+            "test_a_damaged_tracker_file_ends_nothing",
+        ),
+    },
     "every file in conf/": {
         "config/test_conf_files.py": ("test_a_configuration_parses_builds_and_reads_back",)
     },

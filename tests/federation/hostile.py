@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 
 PARENT = Connection(0)
+WORK = {"seconds": 1.0, "inner": 0.5, "loss": 0.25}
 
 
 def say(*parts: object) -> None:
@@ -24,7 +25,7 @@ def raw(data: bytes) -> None:
 
 
 def honest(client: int) -> None:
-    say(["result", client, 1.0, 0.5, 2, None], b"ok")
+    say(["result", client, WORK, 2, None], b"ok")
 
 
 def another_client(client: int) -> None:
@@ -48,27 +49,27 @@ def no_table(client: int) -> None:
 
 
 def missing_fields(client: int) -> None:
-    say(["result", client, 1.0])
+    say(["result", client, WORK])
 
 
 def wrong_types(client: int) -> None:
-    say(["result", client, "1.0", 0.5, 2, None], b"ok")
+    say(["result", client, {**WORK, "inner": "0.5"}, 2, None], b"ok")
 
 
 def no_number(client: int) -> None:
-    say(["result", client, float("nan"), 0.5, 2, None], b"ok")
+    say(["result", client, {**WORK, "loss": float("nan")}, 2, None], b"ok")
 
 
 def negative_size(client: int) -> None:
-    say(["result", client, 1.0, 0.5, -2, None], b"ok")
+    say(["result", client, WORK, -2, None], b"ok")
 
 
 def less_than_announced(client: int) -> None:
-    say(["result", client, 1.0, 0.5, 20, None], b"ok")
+    say(["result", client, WORK, 20, None], b"ok")
 
 
 def more_than_announced(client: int) -> None:
-    say(["result", client, 1.0, 0.5, 2, None], b"okay" * 1000)
+    say(["result", client, WORK, 2, None], b"okay" * 1000)
 
 
 def long_head(client: int) -> None:
@@ -85,12 +86,12 @@ def another_language(client: int) -> None:
 
 
 def too_large(client: int) -> None:
-    say(["result", client, 1.0, 0.5, 2**40, None])
+    say(["result", client, WORK, 2**40, None])
     time.sleep(600)
 
 
 def too_large_private(client: int) -> None:
-    say(["result", client, 1.0, 0.5, 2, 2**40], b"ok")
+    say(["result", client, WORK, 2, 2**40], b"ok")
     time.sleep(600)
 
 

@@ -95,6 +95,9 @@ def predictor() -> type[KnownPredictor]:
     return KnownPredictor
 
 
+POOLED = {"accuracy": 70.0, "nll": 0.55, "brier": 0.28, "ece": 0.05}
+
+
 def made_up_lines(seed: int = 0, rounds: int = 12, bayesian: bool = True) -> list[dict[str, Any]]:
     """Lines of a believable run: three tasks of four rounds each, older tasks fade."""
     random = Random(seed)
@@ -112,15 +115,21 @@ def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> d
         "trust": {"1": 0.25, "4": 0.5} if number == 9 else {},
         "shares": [float(task == current) for task in range(3)],
         "samples": 300,
-        "bytes_up": 120_000,
-        "bytes_down": 100_000,
+        "bytes_up": {"train": 90_000, "statistics": 30_000},
+        "bytes_down": {"train": 80_000, "statistics": 20_000},
+        "train": {"loss": 2.0 / number} | ({"kl": 0.01 * number} if bayesian else {}),
+        "load": {"machine": 1.1, "own": 0.95},
         "seconds": {"round": 1.5, "train": 1.0, "inner": 0.9, "fold": 0.1, "evaluate": 0.3},
         "fon": {"task_aware": now + 20, "class_agnostic": now} if number != 3 else None,
         "tasks": [
             _made_up_task(task, current, random) if at_end and task <= current else None
             for task in range(3)
         ],
-        "novelty": {"entropy": 0.7 + random.random() / 10, "mutual_information": 0.6}
+        "pooled": dict.fromkeys(("task_aware", "class_agnostic"), POOLED) if at_end else None,
+        "novelty": {
+            "entropy": 0.7 + random.random() / 10,
+            "mutual_information": 0.6 if bayesian else None,
+        }
         if at_end and current < 2
         else None,
         "seen_classes": 2 * (current + 1),

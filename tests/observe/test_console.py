@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.tracking.console import Console, logging_to, schedule
+from fedbnn.tracking.console import Console, logging_to, rows
 
 CARD = {
     "scenario": "digits, 5 tasks of 2 classes",
@@ -136,9 +136,8 @@ def test_a_line_is_never_broken_or_read_as_markup() -> None:
 
 def test_the_schedule_of_a_dry_run_is_a_table() -> None:
     file = io.StringIO()
-    schedule(
-        [{"task": "one", "rounds": "1-4", "share_of_clients": 0.25, "classes": ["a", "b"]}], file
-    )
+    row = {"task": "one", "rounds": "1-4", "share_of_clients": 0.25, "classes": ["a", "b"]}
+    rows("Schedule", [row], file)
     assert "share of clients" in file.getvalue()
     assert re.search(r"one .* 1-4 .* 0\.25 .* a, b", file.getvalue())
     assert "\x1b" not in file.getvalue()

@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedbnn.evaluation.results import Facts, diagnostics, results
-from fedbnn.report import figures, style
-from fedbnn.report.tables import Varied
+from fedbnn.report import figures, schedule, style
+from fedbnn.report.values import Varied
 
 RUN = [
     "focus_on_now",
     "accuracy_matrix",
     "forgetting",
+    "training",
     "reliability",
     "uncertainty",
     "posterior_scale",
@@ -31,6 +32,7 @@ GRID = [
     "cost",
     "accuracy_matrix",
     "forgetting",
+    "training",
     "reliability",
 ]
 
@@ -62,7 +64,7 @@ def test_the_curve_leaves_out_rounds_that_were_not_evaluated(run, lines) -> None
 
 def test_the_schedule_fills_every_round_with_the_shares_of_its_tasks() -> None:
     shares = [[1.0, 0.0], [0.75, 0.25], [0.0, 1.0]]
-    axes = figures.schedule(shares, ["a", "b"]).axes[0]
+    axes = schedule.schedule(shares, ["a", "b"]).axes[0]
     areas = [area.get_data() for area in axes.patches]
     assert np.array([area.values - area.baseline for area in areas]).T.tolist() == shares
     assert all(area.edges.tolist() == [0.5, 1.5, 2.5, 3.5] for area in areas)
@@ -72,7 +74,7 @@ def test_the_schedule_fills_every_round_with_the_shares_of_its_tasks() -> None:
 @pytest.mark.parametrize("tasks", [1, 3, 7, 12, 30])
 def test_the_schedule_shows_every_task_in_its_own_colour_and_by_its_name(tasks, tmp_path) -> None:
     names = [f"the classes of task {number}" for number in range(tasks)]
-    figure = figures.schedule(np.eye(tasks).repeat(4, axis=0).tolist(), names, "one after another")
+    figure = schedule.schedule(np.eye(tasks).repeat(4, axis=0).tolist(), names, "one after another")
     [path] = style.save({"schedule": figure}, tmp_path / "deep")
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
@@ -190,6 +192,28 @@ def test_twelve_methods_have_twelve_colours_and_marks_and_keep_them_everywhere(g
     }
     own = {style.looks(["fedavg", "mine"])[name]["color"] for name in ("fedavg", "mine")}
     assert colours == {"focus_on_now": own, "cost": own}
+
+
+def test_training_shows_the_loss_of_all_and_the_kl_of_those_who_have_one(grid) -> None:
+    loss, kl = of_grid(grid)["training"].axes
+    assert [line.get_label() for line in loss.lines] == ["fedbnn", "fedavg", "fcil"]
+    assert [line.get_label() for line in kl.lines] == ["fedbnn"]
+    assert list(kl.lines[0].get_ydata()) == pytest.approx([0.01 * n for n in range(1, 13)])
+    assert "training" not in of_grid([{**run, "train": []} for run in grid])
+
+
+def test_seconds_are_drawn_only_where_every_run_had_the_machine_for_itself(grid) -> None:
+    assert len(of_grid(grid)["cost"].axes) == 2
+    assert len(of_grid([*grid[1:], {**grid[0], "quiet": False}])["cost"].axes) == 1
+
+
+def test_a_point_model_has_no_panel_of_disagreement(run, lines) -> None:
+    assert len(of_run(run, lines)["uncertainty"].axes) == 2
+    for line in lines:
+        if line["diagnostics"]:
+            bins = line["diagnostics"]["uncertainty"]["mutual_information"]
+            line["diagnostics"]["uncertainty"]["mutual_information"] = {**bins, "edges": [0.0] * 31}
+    assert len(of_run(run, lines)["uncertainty"].axes) == 1
 
 
 def test_every_method_may_have_a_number_that_is_missing(grid) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 from torch import Tensor
@@ -77,7 +77,7 @@ def test_reliability_bins_hold_every_image_and_the_same_ece() -> None:
     probabilities, labels = drawn(3)
     bins = {
         name: np.array(values)
-        for name, values in metrics.reliability([(probabilities, labels)]).items()
+        for name, values in metrics.reliability(probabilities, labels).items()
     }
     assert bins["images"].sum() == 200
     gaps = bins["images"] * np.abs(bins["accuracy"] - bins["confidence"])
@@ -96,7 +96,7 @@ def test_an_image_whose_class_has_no_row_is_never_right() -> None:
 def test_a_classifier_without_rows_is_wrong_about_everything() -> None:
     nothing, labels = torch.zeros(3, 0), torch.full((3,), -1)
     assert metrics.quality(nothing, labels) == metrics.BLIND
-    assert sum(metrics.reliability([(nothing, labels)])["accuracy"]) == 0
+    assert sum(metrics.reliability(nothing, labels)["accuracy"]) == 0
     assert metrics.chance(labels, 0) == 0
 
 
@@ -135,6 +135,7 @@ def test_mutual_information_lies_between_zero_and_the_entropy(seed: int) -> None
 def test_auroc_agrees_with_scikit_learn_also_with_ties(
     seen: list[float], unseen: list[float]
 ) -> None:
+    assume(len({*seen, *unseen}) > 1)
     found = metrics.unseen_auroc(torch.tensor(seen), torch.tensor(unseen))
     expected = roc_auc_score([0] * len(seen) + [1] * len(unseen), seen + unseen)
     assert found == pytest.approx(expected, abs=1e-6)
@@ -142,4 +143,27 @@ def test_auroc_agrees_with_scikit_learn_also_with_ties(
 
 def test_auroc_needs_both_kinds_of_image() -> None:
     assert metrics.unseen_auroc(torch.ones(3), torch.ones(0)) is None
-    assert metrics.unseen_auroc(torch.zeros(2), torch.zeros(2)) == 0.5
+    assert metrics.unseen_auroc(torch.zeros(2), torch.zeros(2)) is None
+    assert metrics.unseen_auroc(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])) == 0.5
+
+
+def test_pooled_numbers_are_those_of_one_set_and_not_the_mean_of_two() -> None:
+    (first, one), (second, other) = drawn(4, images=60, classes=3), drawn(5, images=140)
+    odds, labels = metrics.pooled([(first, one), (second, other)])
+    assert odds.shape == (200, 5)
+    both = metrics.quality(odds, labels)
+    parts = metrics.quality(first, one), metrics.quality(second, other)
+    for name in ("accuracy", "nll", "brier"):
+        weighted = 0.3 * getattr(parts[0], name) + 0.7 * getattr(parts[1], name)
+        assert getattr(both, name) == pytest.approx(weighted, rel=1e-6)
+    bins = {name: np.array(values) for name, values in metrics.reliability(odds, labels).items()}
+    gaps = bins["images"] * np.abs(bins["accuracy"] - bins["confidence"])
+    assert both.ece == pytest.approx(gaps.sum() / 200, abs=1e-6)
+
+
+def test_too_sure_here_and_too_modest_there_is_calibrated_together() -> None:
+    """Confidence 3/4 everywhere: always right on one task, half of the time on the other."""
+    odds = torch.tensor([[0.75, 0.25]]).expand(4, 2)
+    modest, sure = (odds, torch.tensor([0, 0, 0, 0])), (odds, torch.tensor([0, 1, 0, 1]))
+    assert [metrics.ece(*part) for part in (modest, sure)] == pytest.approx([0.25, 0.25])
+    assert metrics.ece(*metrics.pooled([modest, sure])) == pytest.approx(0.0, abs=1e-6)

@@ -3,11 +3,15 @@
 import json
 import math
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedbnn.errors import RunDirectoryError
+from fedbnn.state import State
+from fedbnn.storage.ledger import Ledger
 from fedbnn.storage.run_dir import append_record, environment, reconcile, records, write_json
 
 
@@ -33,36 +37,85 @@ def test_a_line_is_on_the_disk_before_append_returns(tmp_path, monkeypatch) -> N
     assert synced == [len('{"round": 1}\n')]
 
 
-def test_lines_after_the_last_committed_round_go_away(tmp_path) -> None:
-    kept = reconcile(filled(tmp_path, 5), 3, {"round": 3, "value": 1.5})
-    assert rounds(tmp_path) == [1, 2, 3]
-    assert kept == records(tmp_path)
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Three committed rounds, each with its line."""
+    with Ledger(tmp_path, keep=1) as ledger:
+        for number in range(1, 4):
+            record = {"round": number, "value": number / 2}
+            ledger.commit(number, State({}), {}, record)
+            append_record(tmp_path, record)
+        yield ledger
 
 
-def test_a_committed_round_without_its_line_gets_it_back(tmp_path) -> None:
-    reconcile(filled(tmp_path, 2), 3, {"round": 3, "value": 1.5})
-    assert records(tmp_path)[-1] == {"round": 3, "value": 1.5}
+def test_what_is_as_it_was_is_nothing_to_speak_of(ledger: Ledger) -> None:
+    before = records(ledger.run_dir)
+    assert reconcile(ledger) == before == records(ledger.run_dir)
+    assert not ledger.warnings
+
+
+def test_a_committed_round_without_its_line_gets_it_back(ledger: Ledger) -> None:
+    path = ledger.run_dir / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert reconcile(ledger)[-1] == {"round": 3, "value": 1.5} == records(ledger.run_dir)[-1]
+    assert not ledger.warnings
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12])
-def test_a_line_cut_short_by_a_crash_is_replaced(tmp_path, cut) -> None:
-    path = filled(tmp_path, 3) / "metrics.jsonl"
+def test_a_line_cut_short_by_a_crash_is_replaced(ledger: Ledger, cut: int) -> None:
+    path = ledger.run_dir / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    reconcile(tmp_path, 3, {"round": 3, "value": 1.5})
-    append_record(tmp_path, {"round": 4})
-    assert rounds(tmp_path) == [1, 2, 3, 4]
+    reconcile(ledger)
+    append_record(ledger.run_dir, {"round": 4})
+    assert rounds(ledger.run_dir) == [1, 2, 3, 4]
+    assert not ledger.warnings
 
 
-def test_a_round_written_twice_is_kept_once(tmp_path) -> None:
-    filled(tmp_path, 2)
-    append_record(tmp_path, {"round": 2, "value": 7.0})
-    reconcile(tmp_path, 2, None)
-    assert rounds(tmp_path) == [1, 2]
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
 
 
-def test_before_the_first_round_nothing_is_kept(tmp_path) -> None:
-    reconcile(filled(tmp_path, 2), 0, None)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
+SPOILT = {
+    "a digit": (lambda a, b, c: [a, b.replace(b"1.0", b"9.0"), c], "line 2 of .* not what"),
+    "a line less": (lambda a, b, c: [a, c], "line 2 of .* is not what"),
+    "swapped": (lambda a, b, c: [b, a, c], "line 1 of .* line 2 of"),
+    "twice": (lambda a, b, c: [a, b, c, c], "1 lines of no committed round"),
+    "a foreign one": (lambda a, b, c: [a, b, c, b'{"round": 4}\n'], "1 lines of no committed"),
+    "of another run": (lambda a, b, c: [b'{"round": 1}\n'] * 3, "line 1 .* line 2 .* line 3"),
+    "no text": (lambda a, b, c: [a, b"\xff\xfe\n", c], "line 2 of"),
+    "types": (lambda a, b, c: [a, b"[[[7]]]\n", c], "line 2 of"),
+    "gone": (lambda a, b, c: [], "line 1 of .* is missing.* line 2 of .* is missing"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_was_changed_is_named_and_put_back(ledger: Ledger, how: str) -> None:
+    path, (spoil, said) = ledger.run_dir / "metrics.jsonl", SPOILT[how]
+    honest = path.read_bytes()
+    path.write_bytes(b"".join(spoil(*lines_of(path))))
+    reconcile(ledger)
+    assert path.read_bytes() == honest
+    assert re.search(said, " ".join(ledger.warnings))
+
+
+def test_a_record_that_the_ledger_lost_is_taken_from_its_line(ledger: Ledger) -> None:
+    (ledger.root / "records" / "000002.json").write_text('{"round": 2, "value": 7}')
+    assert reconcile(ledger)[1] == {"round": 2, "value": 1.0}
+
+
+def test_a_record_that_both_lost_is_named(ledger: Ledger) -> None:
+    path = ledger.run_dir / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"1.0", b"7.0"))
+    (ledger.root / "records" / "000002.json").unlink()
+    with pytest.raises(RunDirectoryError, match="the record of round 2 is lost"):
+        reconcile(ledger)
+
+
+@pytest.mark.parametrize("line", [b"\xff\n", b"[]\n", b'{"round": "x"}\n', b"[" * 10**5 + b"\n"])
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(line + b'{"round": 2}\n')
+    with pytest.raises(RunDirectoryError, match=r"line 1 of metrics.jsonl cannot be read"):
+        records(tmp_path)
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path) -> None:

@@ -67,6 +67,8 @@ def test_costs_are_sums_and_incidents_are_listed(lines, facts) -> None:
     found = results(lines, facts)
     assert found["seconds"] == pytest.approx(18.0)
     assert found["bytes_up"] == 12 * 120_000
+    assert found["bytes_by_exchange"]["down"] == {"statistics": 240_000, "train": 960_000}
+    assert found["bytes_by_round"]["down"] == [100_000] * 12
     assert found["failed"] == [
         {"round": 5, "client": 4, "reason": "diverged: the loss is not finite"}
     ]
@@ -110,6 +112,27 @@ def test_results_are_json_with_the_promised_keys(lines, facts) -> None:
         "nll",
     } <= set(found["task_aware"])
     assert found["nll"] == found["class_agnostic"]["nll"]
+
+
+def test_calibration_is_that_of_all_images_together_at_the_end(lines, facts) -> None:
+    found = results(lines, facts)
+    assert found["task_aware"]["ece"] == lines[-1]["pooled"]["task_aware"]["ece"] == 0.05
+    assert found["nll"] == lines[-1]["pooled"]["class_agnostic"]["nll"]
+
+
+def test_a_run_is_quiet_if_nobody_else_keeps_the_machine_busy(lines, facts) -> None:
+    def quiet(machine: float, own: float) -> bool:
+        load = {"machine": machine, "own": own}
+        return results([{**line, "load": load} for line in lines], facts)["quiet"]
+
+    assert quiet(1.2, 1.0)
+    assert quiet(2.1, 1.9)  # two threads of its own
+    assert not quiet(2.0, 1.0)
+    assert not results([{**line, "load": {}} for line in lines], facts)["quiet"]
+
+
+def test_loss_and_kl_are_kept_by_round(lines, facts) -> None:
+    assert results(lines, facts)["train"][3] == {"round": 4, "loss": 0.5, "kl": 0.04}
 
 
 def test_diagnostics_take_calibration_from_the_end_and_uncertainty_from_when_classes_were_unseen(

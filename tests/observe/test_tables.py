@@ -7,10 +7,12 @@ import statistics
 import pytest
 from rich.console import Console
 
-from fedbnn.report import formats, tables
+from fedbnn.report import page, tables
+from fedbnn.report.values import Cell, Table
+from fedbnn.tracking.console import terminal
 
 
-def cell(table: tables.Table, row: str, column: str) -> tables.Cell:
+def cell(table: Table, row: str, column: str) -> Cell:
     place = table.heads.index(column) - 1
     return next(line for line in table.rows if line.name == row).cells[place]
 
@@ -63,7 +65,58 @@ def test_a_bound_wins_nothing(grid) -> None:
             run["task_aware"]["avg_ts"] = 2000.0
     summary = tables.every(bound)[0]
     assert not cell(summary, "fedavg", "aware @TS").best
-    assert "bounds" in summary.notes[0]
+    assert "no bound" in summary.notes[0]
+    alone = tables.averages([run for run in bound if run["method"] == "fedavg"] + [
+        {**run, "method": "other"} for run in bound if run["method"] == "fedavg"
+    ])
+    assert not any(cell.best for row in alone.rows for cell in row.cells)
+
+
+def test_who_has_learnt_nothing_wins_no_forgetting(grid) -> None:
+    for run in grid:
+        if run["method"] == "fedavg":
+            part = run["class_agnostic"]
+            part["forgetting"], part["avg_ts"] = 0.5, run["chance"]["class_agnostic"]["avg_ts"] + 2
+    summary = tables.averages(grid)
+    assert not cell(summary, "fedavg", "agnostic forgetting").best
+    for run in grid:
+        run["class_agnostic"]["avg_ts"] = 80.0
+    assert cell(tables.averages(grid), "fedavg", "agnostic forgetting").best
+
+
+def test_a_point_model_does_not_compete_in_mutual_information(grid) -> None:
+    table = next(one for one in tables.every(grid) if one.title.startswith("AUROC"))
+    assert cell(table, "fedavg", "mutual information").text() == "–"
+    assert not cell(table, "fedbnn", "mutual information").best
+    assert cell(table, "fedavg", "entropy").value is not None
+
+
+def test_megabytes_stand_by_exchange_and_add_up(grid) -> None:
+    parts, costs = tables.every(grid)[-2:]
+    assert parts.heads[1:] == ("statistics up", "train up", "statistics down", "train down")
+    for way in ("up", "down"):
+        whole = cell(costs, "fedavg", f"MB {way}").value
+        assert whole == pytest.approx(
+            sum(cell(parts, "fedavg", f"{name} {way}").value for name in ("train", "statistics"))
+        )
+    old = [{k: v for k, v in run.items() if k != "bytes_by_exchange"} for run in grid]
+    assert "Megabytes by exchange" not in [table.title for table in tables.every(old)]
+
+
+def test_seconds_are_left_out_and_that_is_said_where_runs_were_not_alone(grid) -> None:
+    assert "seconds" in tables.every(grid)[-1].heads
+    busy = tables.every([{**grid[0], "quiet": False}, *grid[1:]])[-1]
+    assert "seconds" not in busy.heads
+    assert any("seconds are left out" in note for note in busy.notes)
+
+
+def test_the_moments_and_the_bins_are_explained_where_they_stand(run, grid) -> None:
+    for table in (tables.of_run(run), *tables.main(grid)):
+        heads = " ".join((*table.heads, table.title))
+        if "@" in heads and "Paired" not in table.title:
+            assert any(note.startswith("@TS: each task at its own end") for note in table.notes)
+    calibrations = [one for one in tables.every(grid) if one.title.startswith("Calibration")]
+    assert all("15 equal bins" in one.notes[-1] for one in calibrations)
 
 
 def test_paired_differences_are_taken_seed_by_seed(grid) -> None:
@@ -134,14 +187,14 @@ def test_missing_numbers_are_dashes_and_never_best(grid) -> None:
 
 
 def test_a_small_negative_difference_is_not_minus_zero() -> None:
-    assert tables.Cell(-0.01, signed=True).text() == "+0.0"
-    assert tables.Cell(-1.26, 0.5, signed=True).text() == "-1.3 ± 0.5"
+    assert Cell(-0.01, signed=True).text() == "+0.0"
+    assert Cell(-1.26, 0.5, signed=True).text() == "-1.3 ± 0.5"
 
 
 def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None:
     written = io.StringIO()
     for table in tables.every(grid):
-        Console(file=written, width=80).print(formats.terminal(table))
+        Console(file=written, width=80).print(terminal(table))
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in written.getvalue()
@@ -151,7 +204,7 @@ def test_the_terminal_table_fits_eighty_columns_and_marks_the_best(grid) -> None
 
 def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
     summary = tables.every(grid)[0]
-    text = formats.markdown(summary)
+    text = page.markdown(summary)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len({row.count("|") for row in rows}) == 1
     assert len(rows) == 2 + len(summary.rows)
@@ -163,7 +216,7 @@ def test_markdown_is_a_pipe_table_with_bold_winners(grid) -> None:
 def test_latex_escapes_and_balances(grid) -> None:
     for run in grid:
         run["method"] = run["method"] + "_x&50%"
-    text = formats.latex(tables.every(grid, reference="fedbnn_x&50%")[0])
+    text = page.latex(tables.every(grid, reference="fedbnn_x&50%")[0])
     assert r"fedavg\_x\&50\%" in text
     assert text.count(r"\begin{tabular}{lrrrrrr}") == text.count(r"\end{tabular}") == 1
     body = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -172,7 +225,7 @@ def test_latex_escapes_and_balances(grid) -> None:
 
 def test_csv_has_every_number_unrounded(grid) -> None:
     made = tables.every(grid)
-    rows = list(csv.DictReader(io.StringIO(formats.comma_separated(made))))
+    rows = list(csv.DictReader(io.StringIO(page.comma_separated(made))))
     assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
     mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
     assert float(mine["value"]) == cell(made[0], "fedbnn", "aware @TS").value

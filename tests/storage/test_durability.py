@@ -61,7 +61,7 @@ def test_a_round_is_flushed_file_by_file_before_its_rename_and_its_name_after(
         calls.clear()
         ledger.commit(1, State({}), {3: b"kept"}, {"round": 1})
     before, after = between(calls, "round-000001")
-    for name in ("manifest.json", "state.safetensors", "record.json"):
+    for name in ("manifest.json", "state.safetensors", "000001.json", "records"):
         assert ("flush", name) in before
     assert any(what == "flush" and name.endswith("round-000001") for what, name in before)
     assert ("flush", "state") in after

@@ -187,11 +187,11 @@ class Peer:
         match json.loads(self._connection.recv_bytes(MAX_HEAD)):
             case ["failure", int(who), str(reason)] if who == client:
                 return Failure(client, reason)
-            case ["result", int(who), float(time), float(inner), int(size), int() | None as kept]:
-                if who == client and isfinite(time + inner):
+            case ["result", int(who), dict(said), int(size), int() | None as kept]:
+                if who == client and (numbers := measured(said)):
                     update = self._blob(size, self._max_megabytes)
                     own = None if kept is None else self._blob(kept, MAX_PRIVATE_MB)
-                    return FitResult(client, update, own, time, inner)
+                    return FitResult(client, update, own, *numbers)
         raise ValueError(BABBLE)
 
     def _blob(self, size: int, megabytes: float) -> bytes:
@@ -247,6 +247,15 @@ class Peer:
         self.kill("dismissed")
         self._process.wait()
         self._connection.close()
+
+
+def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
+    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
+    match said:
+        case {"seconds": float(seconds), "inner": float(inner), **train}:
+            if all(type(one) is float and isfinite(one) for one in said.values()):
+                return seconds, inner, train
+    return None
 
 
 def environment() -> dict[str, str]:

@@ -34,7 +34,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     try:
-        worker = _composed(**json.loads(inbox.get()))
+        worker = composed(**json.loads(inbox.get()))
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"[:400]
         connection.send_bytes(json.dumps({"broken": reason}).encode())
@@ -62,7 +62,7 @@ def _listen(connection: Connection, inbox: Inbox) -> None:
         os._exit(0)
 
 
-def _composed(entry: str, config: Mapping[str, Any]) -> "Worker":
+def composed(entry: str, config: Mapping[str, Any]) -> "Worker":
     """The client's side: what `module:function` makes of the configuration."""
     import torch
 
@@ -96,7 +96,8 @@ def _parts(answer: "Answer") -> list[bytes]:
         return [json.dumps(["failure", answer.client, answer.reason[:400]]).encode()]
     blobs = [blob for blob in (answer.update, answer.private) if blob is not None]
     sizes = len(answer.update), None if answer.private is None else len(answer.private)
-    head = ["result", answer.client, answer.seconds, answer.inner, *sizes]
+    said = {"seconds": answer.seconds, "inner": answer.inner, **answer.train}
+    head = ["result", answer.client, said, *sizes]
     return [json.dumps(head).encode(), *blobs]
 
 

@@ -34,7 +34,7 @@ class Silent:
         raise AssertionError("somebody asked where tasks end")
 
 
-OTHERS = [FedBNN(r_init=1), FedAvg(), Scaffold(), FCIL(memory=4)]
+OTHERS = [FedBNN(r_init=1), FedAvg(), Scaffold(), FCIL()]
 
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)

@@ -4,15 +4,17 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, Update
+from fedbnn.methods.aggregation import MEAN_ITSELF
 from fedbnn.methods.base import Assignment, Replay
 from fedbnn.methods.glfc import (
     BEST,
     FCIL,
+    GIVEN,
     OLD,
     SIGNALS,
     Compensated,
@@ -105,7 +107,7 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
 
 
 def folded(state: State, signals: list[float]) -> State:
-    fold = ProxyFold(state)
+    fold = ProxyFold(state, MEAN_ITSELF)
     tensors = {
         "backbone": state["backbone"] + 1,
         "buffers": state["buffers"],
@@ -147,24 +149,24 @@ def test_signals_in_range_are_no_defect() -> None:
 
 
 def test_it_finds_the_transition_by_itself_and_replays(toy, played) -> None:
-    run = played(FCIL(memory=8, threshold=0.01), toy(rounds=6), QUICK)
+    run = played(FCIL(memory=0.5, threshold=0.01), toy(rounds=6), QUICK)
     assert [OLD in state.notes for state in run.states] == [False, False, False, True, True, True]
     assert run.last.notes[OLD] == ["toy/0", "toy/1"]
-    assert [run.records[number]["samples"] for number in (3, 4)] == [48, 48 + 4 * 8]
-    assert all(
-        len(own["pixels"]) <= 8 and set(own.classes) == set(run.last.classes)
-        for own in run.privates.values()
-    )
+    assert [run.records[number]["samples"] for number in (3, 4)] == [48, 48 + 4 * 6]
+    for own in run.privates.values():
+        assert own.notes[GIVEN] == dict.fromkeys(run.last.classes, 6)
+        assert len(own["pixels"]) == 0.5 * 24
+        assert set(own.classes) == set(run.last.classes)
     old = run.last.index(("toy/0", "toy/1"))
     assert not torch.equal(run.states[3]["prototypes"][old], run.states[2]["prototypes"][old])
 
 
 def test_exemplars_survive_an_interruption(toy, played) -> None:
     stream = toy(rounds=4, num_clients=5, per_round=3)
-    whole = played(FCIL(memory=6), stream)
+    whole = played(FCIL(memory=0.3), stream)
     with pytest.raises(RuntimeError, match="power"):
-        played(FCIL(memory=6), _Unplugged(stream, 3), name="cut")
-    rest = played(FCIL(memory=6), stream, name="cut")
+        played(FCIL(memory=0.3), _Unplugged(stream, 3), name="cut")
+    rest = played(FCIL(memory=0.3), stream, name="cut")
     assert len(rest.states) == 2
     assert all(torch.equal(tensor, rest.last[name]) for name, tensor in whole.last.tensors.items())
     assert all(
@@ -190,7 +192,45 @@ class _Unplugged:
 
 def test_it_says_that_it_replays() -> None:
     assert FCIL().replay is not None
-    assert FCIL(memory=77).facts()["memory_per_client"] == 77
+    assert FCIL(memory=0.1).facts()["memory"] == "10% of the images of a client"
+    assert FCIL().memory < 1
+
+
+def test_it_trains_over_all_classes_seen() -> None:
+    samples = torch.tensor([3.0, 3.0, 0.0], dtype=torch.float64)
+    state = State({"prototypes.samples": samples}, ("a", "b", "c"))
+    assert FCIL().softmax(state, ("c",)) == ("c", "a", "b")
+
+
+def test_a_client_keeps_at_least_one_image_of_each_class() -> None:
+    with forked(0):
+        kept = memorise(pictures([0, 0, 0, 1, 1, 2]), torch.randn(6, 3), 1)
+    assert Replay().counts({}, kept) == {"a": 1, "b": 1, "c": 1}
+
+
+def compensated_loss(replayed: int) -> tuple[float, float, float]:
+    """The loss of six images of which the last are replayed; with weights, and without any."""
+    images = pictures([0, 1, 0, 1, 2, 2])
+    with forked(0):
+        network, batch = Classifier(MLP((1, 1, 1), (4,)), 3), torch.randn(6, 1, 1, 1)
+    instruction, layout = FitInstruction("r", 1, "train", State({})), layout_of(network.backbone)
+    assignment = Assignment(instruction, layout, 0, images.classes, images, None, replayed)
+    terms = Compensated(FCIL(), assignment, network.backbone, images.classes, None, torch.zeros(3))
+    features, logits = network.outputs(batch)
+    logits = logits.detach()
+    shifted, target = logits - math.log(2), torch.nn.functional.one_hot(images.labels, 3).float()
+    each = binary_cross_entropy_with_logits(shifted, target, reduction="none").sum(1)
+    own = shifted.sigmoid()[torch.arange(6), images.labels]
+    weights = compensation(own, torch.tensor([False] * 4 + [True] * 2))
+    found = terms.loss(batch, features.detach(), logits, images.labels)
+    return float(found), float((weights * each).mean()), float(each.mean())
+
+
+def test_gradients_are_compensated_only_where_there_are_old_classes() -> None:
+    alone, weighted, plain = compensated_loss(0)
+    assert alone == pytest.approx(plain, rel=1e-5)
+    assert alone != pytest.approx(weighted, rel=1e-4)
+    assert compensated_loss(2)[0] == pytest.approx(weighted, rel=1e-5)
 
 
 def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
@@ -201,7 +241,7 @@ def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
     instruction = FitInstruction("r", 1, "train", State({}))
     layout = layout_of(network.backbone)
     assignment = Assignment(instruction, layout, 0, images.classes, images, None)
-    method = FCIL(distil=0.5, memory=8)
+    method = FCIL()
     parts = (method, assignment, network.backbone, images.classes, None, torch.zeros(3))
     batch, labels = next(iter(images.loader(12, shuffle=False)))
     loss = Compensated(*parts).loss(batch, *network.outputs(batch), labels).detach()

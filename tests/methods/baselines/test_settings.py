@@ -8,30 +8,44 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.errors import ConfigError
 from fedbnn.methods import METHODS
+from fedbnn.methods.fedavg import FedProx
 from fedbnn.methods.fedbnn import FedBNN
 
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
-    "fedavg": {"lr": (0, -1), "scope": ("all",), "share": ("nothing",)},
+    "fedavg": {
+        "lr": (0, -1),
+        "scope": ("all",),
+        "share": ("nothing",),
+        "server_lr": (0, -1, float("inf")),
+        "server_optimizer": ("lion",),
+        "feature_distillation": (-1, float("inf")),
+    },
     "fedprox": {"mu": (-1,)},
     "scaffold": {"lr": (0, -0.1)},
     "ewc": {"strength": (-1,), "decay": (2, -0.1), "draws": (0, 1.5), "every": (0,)},
     "mas": {"strength": (-1,), "decay": (2, -0.1), "every": (0,)},
     "lwf": {"strength": (-1,), "temperature": (0,), "every": (0,)},
-    "fcil": {"memory": (0,), "distil": (1.5, -0.5), "threshold": (0,)},
+    "fcil": {"memory": (0, 1.5), "distil": (1.5, -0.5), "threshold": (0,)},
     "fedbnn": {
         "fold_by": ("median",),
-        "server_lr": (0, -1, float("inf")),
+        "server_optimizer": ("adam",),
         "temperature": (-1,),
         "kl_per": ("image",),
         "retention": (0, 1.5),
         "scale_gain": (0,),
         "scale_lr": (0,),
-        "function_prior": (-1,),
         "r_init": (-1, 0.5),
     },
 }
 RIGHT: dict[str, dict[str, Any]] = {
-    "fedavg": {"lr": 0.5, "scope": "seen", "share": "backbone_only"},
+    "fedavg": {
+        "lr": 0.5,
+        "scope": "seen",
+        "share": "backbone_only",
+        "server_lr": 2.5,
+        "server_optimizer": "adam",
+        "feature_distillation": 30,
+    },
     "fedprox": {"mu": 0},
     "scaffold": {"lr": 0.01},
     "ewc": {"strength": 0, "decay": 0, "draws": None, "every": 1},
@@ -42,10 +56,10 @@ RIGHT: dict[str, dict[str, Any]] = {
         "server_lr": 2.5,
         "temperature": 0,
         "retention": 1,
-        "function_prior": 0,
         "r_init": 0,
     },
 }
+KINDS = {FedBNN: "fedbnn", FedProx: "fedprox"}
 CASES = [
     (name, key, value)
     for name, keys in WRONG.items()
@@ -74,7 +88,7 @@ def test_settings_in_range_are_taken(name: str) -> None:
 
 def test_every_setting_with_a_range_has_a_case() -> None:
     for name, preset in METHODS.items():
-        known = WRONG.get(name, WRONG["fedbnn"] if preset.method is FedBNN else {})
+        known = WRONG.get(name) or WRONG.get(KINDS.get(preset.method, ""), {})
         ranged = {one.name for one in fields(preset.method) if one.type is not bool}
         assert ranged == WRONG["fedavg"].keys() | known.keys(), name
 

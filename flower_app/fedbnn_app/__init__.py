@@ -1,0 +1,1 @@
+"""What Flower starts: the two apps of the FedBNN that is installed where they run."""

@@ -1,0 +1,270 @@
+"""Precisions say what the images say: the curvature of the likelihood, and nothing without it."""
+
+import pyro
+import pytest
+import torch
+from torch import Tensor
+from torchmetrics.functional import spearman_corrcoef
+
+from datamodules.stream import FederatedStream
+from fedbnn.bayes.curvature import GROUPS, fisher, informed
+from fedbnn.bayes.elbo import ClosedFormELBO
+from fedbnn.bayes.flatten import layout_of
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
+from fedbnn.errors import ConfigError
+from fedbnn.heads import prototypes
+from fedbnn.messages import FitInstruction, Update, read_update
+from fedbnn.methods import METHODS, FedBNN
+from fedbnn.methods.importance import fisher_sum
+from fedbnn.networks import MLP
+from fedbnn.state import State
+from lightning_modules.client_runner import ClientRunner
+from lightning_modules.client_trainer import LocalTraining
+from lightning_modules.svi_client import posterior_of
+from tests.core.posteriors import COUNTS, folded, prior_state, update
+from tests.core.small_models import BATCH, SHAPE, small
+
+
+def exact(model: BayesianModel, flat: Tensor, images: Tensor) -> Tensor:
+    """The diagonal Fisher matrix image by image, the expectation over labels taken in full."""
+    rows = flat[model.layout.size :].view(-1, model.features + 1)
+    model.layout.write(model.network.backbone, flat[: model.layout.size], torch.zeros(0))
+    network = model.layout.classifier(model.network.backbone, rows)
+    found = model.layout.from_parameters(fisher_sum(network, images, None))
+    return torch.cat([found["backbone"], found["prototypes"].reshape(-1)]) / len(images)
+
+
+def test_sums_over_groups_are_the_fisher_matrix_in_the_mean() -> None:
+    """Of prototypes every time; of the backbone within five standard errors."""
+    model, guide = small()
+    images, flat, size = torch.randn(3 * GROUPS, *SHAPE), guide.loc.detach(), model.layout.size
+    found, reference = [fisher(model, flat, images) for _ in range(150)], exact(model, flat, images)
+    torch.testing.assert_close(found[0][size:], reference[size:])
+    backbone = torch.stack(found)[:, :size]
+    error = backbone.std(0) / len(found) ** 0.5
+    distance = (backbone.mean(0) - reference[:size]).abs()
+    assert float((distance / error.clamp_min(1e-12)).max()) < 5
+    assert float(reference[:size].mean()) > 0
+
+
+def test_what_cannot_be_told_is_exactly_nothing() -> None:
+    """One class alone is certain whatever the weights are; a pixel that is always 0 says nothing
+    about its weights.
+    """
+    model, guide = small(rows=1)
+    assert bool((fisher(model, guide.loc, BATCH[0]) == 0).all())
+    model, guide = small(rows=3)
+    images = torch.randn(8, *SHAPE)
+    images[:, :, 0, 0] = 0
+    found = model.layout.views(fisher(model, guide.loc, images)[: model.layout.size])
+    weights = next(value for value in found.values() if value.dim() == 2)
+    assert bool((weights[:, 0] == 0).all())
+    assert bool((weights[:, 1:] != 0).any())
+
+
+def test_measuring_changes_neither_means_nor_gradients() -> None:
+    model, guide = small()
+    before = guide.loc.detach().clone()
+    fisher(model, guide.loc, BATCH[0])
+    assert torch.equal(guide.loc, before)
+    assert guide.loc.grad is None
+
+
+def test_clients_that_know_their_curvature_fold_to_the_pooled_posterior() -> None:
+    """Images x_i ~ N(w, 1 / f) have the curvature f = 2.5, whoever holds them; c is 1 / N for all.
+    """
+    state, source = prior_state(), torch.Generator().manual_seed(4)
+    prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+    seen = [torch.randn(sum(c.values()), 5, generator=source).double() for c in COUNTS]
+    total, pooled, updates = sum(map(len, seen)), prior, []
+    for client, (counts, images) in enumerate(zip(COUNTS, seen, strict=True)):
+        evidence, weight = (torch.full((5,), x, dtype=torch.float64) for x in (2.5, 1 / total))
+        pooled = pooled * Gaussian(len(images) * evidence, 2.5 * images.sum(0))
+        scaled = prior * Gaussian(total * evidence, total * 2.5 * images.mean(0))
+        own = informed(prior, scaled.loc, evidence, weight)
+        index = state.index(tuple(counts))
+        rows = state["prototypes"][index], state["prototypes.scale"][index]
+        updates.append(update(state, (own.loc, own.scale), rows, counts, client))
+    found = folded(state, updates)
+    torch.testing.assert_close(found["backbone"], pooled.loc, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
+
+
+# No information, no certainty.
+
+
+class Noise(BayesianModel):
+    """A term linear in the weights that pulls another way each time: gradients as large as any, and
+    no curvature at all. With one class alone the labels say nothing either.
+    """
+
+    slope = 0.0
+
+    def outputs(self, flat: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        self.drawn = (flat,)
+        return super().outputs(flat, images)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        logits, (flat,) = super().forward(images, labels), self.drawn
+        pyro.factor("slope", self.slope * (flat * torch.randn_like(flat)).sum())
+        return logits
+
+
+class Drift:
+    """Rounds of ten clients that learn from `Noise`, by hand: two steps of Adam each."""
+
+    def __init__(self, slope: float) -> None:
+        backbone = MLP(SHAPE, (2,))
+        self.model = Noise(backbone, layout_of(backbone))
+        self.model.slope = slope
+        self.guide = MeanFieldGuide(self.model, learned=False)
+        self.kl_weight = torch.full((self.model.layout.size + 3,), 3e-4 / 20)
+
+    def client(self, state: State) -> Update:
+        """What one client finds, from the posterior of the last round."""
+        start = state["backbone"], state["backbone.scale"]
+        self.model.swap(*start), self.guide.swap(*start)
+        rates = [{"params": [self.guide.loc]}]
+        rates += [{"params": [p], "lr": 0.02} for p in self.guide.parameters()][1:]
+        optimizer = torch.optim.Adam(rates, 1e-3)
+        images, labels = BATCH[0][:2], torch.tensor([0, 0])
+        for _ in range(2):
+            optimizer.zero_grad()
+            ClosedFormELBO(self.kl_weight)(self.model, self.guide)(images, labels).backward()
+            optimizer.step()
+        prior = Gaussian.from_moments(*start)
+        factor = posterior_of(self.model, self.guide, prior, images, self.kl_weight) / prior
+        parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
+        return Update("run", 1, "train", 0, "", 2, {}, {**parts, "buffers": torch.zeros(0)})
+
+    def growth(self, rule: str, server_lr: float) -> Tensor:
+        """L / L_init of every weight after 40 rounds."""
+        first = torch.full_like(self.kl_weight, 0.02)
+        tensors = {"backbone": torch.zeros_like(first), "backbone.scale": first}
+        state = State({**tensors, "buffers": torch.zeros(0)})
+        for _ in range(40):
+            state = folded(state, [self.client(state) for _ in range(10)], rule, server_lr)
+        return (first / state["backbone.scale"]).square()
+
+
+@pytest.mark.parametrize(
+    ("rule", "server_lr", "slope"),
+    [
+        ("scaled", 3.0, 6.0),
+        ("product", 1.0, 6.0),
+        ("moments", 1.0, 0.0),
+        ("moments", 1.0, 6.0),
+    ],
+)
+def test_without_information_every_precision_stays_where_it_was(
+    rule: str, server_lr: float, slope: float
+) -> None:
+    """The mixture of clients that disagree is wider than each: `moments` may lose certainty."""
+    found = Drift(slope).growth(rule, server_lr)
+    assert float(found.max()) < 1.05
+    if rule != "moments" or not slope:
+        assert float(found.min()) > 0.95
+
+
+# What a client's round leaves behind.
+
+
+def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Tensor]:
+    """The posterior a client is sent, its answer, and the true curvature at the means it found."""
+    backbone, images = MLP(digits.image_shape, (16,)), digits.train(1, 0)
+    layout, counts = layout_of(backbone), images.counts()
+    points = dict(zip(("backbone", "buffers"), layout.read(backbone), strict=True))
+    begun = State({**points, **prototypes.empty(backbone.width)})
+    state = method.prepare(begun, method.r_init + 1, list(counts), layout)
+    local = LocalTraining(epochs=5, batch_size=16)
+    runner = ClientRunner(digits, backbone, layout, method, local, {}, seed=0)
+    sent = FitInstruction("run", 1, "train", state, len(images), counts)
+    answer = read_update(runner.perform(sent.to_bytes(), 0, None).update)
+    found = {site: posterior(state, answer, site).loc for site in ("backbone", "prototypes")}
+    layout.write(backbone, found["backbone"].float(), torch.zeros(0))
+    network = layout.classifier(backbone, found["prototypes"].float())
+    pixels = images.preprocess.normalise(images.pixels)
+    true = layout.from_parameters(fisher_sum(network, pixels, None))["backbone"]
+    return state, answer, true
+
+
+def posterior(state: State, answer: Update, site: str) -> Gaussian:
+    """Prior times factor."""
+    prior = Gaussian.from_moments(state[site], state[f"{site}.scale"])
+    return prior * Gaussian(*(answer.tensors[f"{site}.{name}"] for name in ("precision", "info")))
+
+
+def test_after_one_round_precisions_rank_as_the_true_curvature(digits: FederatedStream) -> None:
+    state, answer, true = answered(digits, FedBNN(precision="curvature", temperature=0.03))
+    precision = posterior(state, answer, "backbone").precision
+    assert float(spearman_corrcoef(precision.float(), true)) > 0.7
+
+
+def test_a_client_never_becomes_less_certain(digits: FederatedStream) -> None:
+    _, answer, _ = answered(digits, FedBNN(precision="curvature"))
+    for site in ("backbone", "prototypes"):
+        assert float(answer.tensors[f"{site}.precision"].min()) >= 0
+        assert float(answer.tensors[f"{site}.precision"].max()) > 0
+
+
+def test_scales_that_are_held_are_no_parameters_and_do_not_move() -> None:
+    model, _ = small()
+    guide = MeanFieldGuide(model, learned=False)
+    guide.swap(model.prior().loc, model.prior().scale)
+    assert [name for name, _ in guide.named_parameters()] == ["loc"]
+    assert guide.posterior().scale.data_ptr() == model.prior().scale.data_ptr()
+
+
+def test_with_scales_held_the_loss_is_the_one_of_learned_scales_that_have_not_moved() -> None:
+    """The same draw, loss and gradient of the means, bit for bit."""
+    model, learned = small()
+    held, losses = MeanFieldGuide(model, learned=False), []
+    held.swap(model.prior().loc + 0.1, model.prior().scale)
+    learned.swap(model.prior().loc + 0.1, model.prior().scale)
+    for guide in (held, learned):
+        torch.manual_seed(5)
+        losses.append(ClosedFormELBO(0.3).differentiable_loss(model, guide, *BATCH))
+        (2 * losses[-1]).backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(held.loc.grad, learned.loc.grad)
+
+
+def test_the_presets_of_the_paper_learn_their_scales() -> None:
+    presets = [METHODS[name] for name in METHODS if name.startswith("fedbnn_")]
+    assert len(presets) > 1
+    assert {one.defaults["precision"] for one in presets} == {"learned"}
+
+
+def test_without_a_temperature_curvature_has_no_measure() -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        FedBNN(precision="curvature", temperature=0.0)
+    assert FedBNN(temperature=0.0, precision="learned").temperature == 0
+
+
+@pytest.mark.parametrize(("server_lr", "retention"), [(1.0, 1.0), (2.0, 0.8)])
+def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention: float) -> None:
+    """Five rounds of the same curvature F: tau (L - L_init) / N = p (gamma + ... + gamma^5) F."""
+    method = FedBNN(server_lr=server_lr, retention=retention, temperature=0.5)
+    layout, images, curvature = layout_of(MLP(SHAPE, (2,))), 30, 0.7
+    first = layout.initial_scale(method.scale_gain)
+    state = State({"backbone": 0 * first, "backbone.scale": first, "buffers": torch.zeros(0)})
+    for _ in range(5):
+        prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+        weight = torch.full_like(first, method.temperature / images)
+        factor = informed(prior, 0 * first, torch.full_like(first, curvature), weight) / prior
+        parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
+        sent = {**parts, "buffers": torch.zeros(0)}
+        updates = [Update("run", 1, "train", k, "", 15, {}, sent) for k in range(2)]
+        state = method.end_round(state, folded(state, updates, "scaled", server_lr), layout)
+    grown = state["backbone.scale"].double().pow(-2) - first.double().pow(-2)
+    strength = server_lr * sum(retention**age for age in range(1, 6))
+    expected = torch.full_like(grown, strength * curvature)
+    torch.testing.assert_close(method.temperature * grown / images, expected, rtol=1e-3, atol=0)
+
+
+def test_results_say_how_strong_the_prior_becomes() -> None:
+    said = "prior_in_rounds_of_data"
+    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "2 a round"
+    assert FedBNN(precision="curvature", retention=0.9).facts()[said] == "at most 9"
+    assert said not in FedBNN(precision="learned").facts()

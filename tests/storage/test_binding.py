@@ -1,0 +1,159 @@
+"""Rounds and records belong to one run: what comes from another, or was changed, is found."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedbnn.errors import RunDirectoryError
+from fedbnn.state import State
+from fedbnn.storage import run_dir as runs
+from fedbnn.storage.files import sealed
+from fedbnn.storage.ledger import Ledger
+
+
+def played(run_dir: Path, seed: int, rounds: int = 4, seconds: float = 1.0) -> Path:
+    """A run whose states depend on its seed, and whose records on the day."""
+    with Ledger(run_dir) as ledger:
+        runs.start(ledger, {"seed": seed})
+        for number in range(1, rounds + 1):
+            state = State({"backbone": torch.full((3,), float(10 * seed + number))})
+            record = {"round": number, "seconds": seconds}
+            ledger.commit(number, state, {number % 2: b"kept"}, record)
+            runs.append_record(run_dir, record)
+    return run_dir
+
+
+def newest(run_dir: Path) -> tuple[int, float, str]:
+    """Which round is taken, its state, and what is said."""
+    with Ledger(run_dir) as ledger:
+        latest = ledger.latest()
+        assert latest is not None
+        return latest.round, float(latest.state["backbone"][0]), " ".join(ledger.warnings)
+
+
+def transplant(source: Path, target: Path, *rounds: int) -> None:
+    """Rounds of one run in the place of those of another, with all they need."""
+    for number in rounds:
+        whole = f"round-{number:06d}"
+        shutil.copytree(source / "state" / whole, target / "state" / whole, dirs_exist_ok=True)
+        for own in (f"records/{number:06d}.json", f"clients/{number % 2}-r{number}.safetensors"):
+            shutil.copy(source / "state" / own, target / "state" / own)
+
+
+def test_a_round_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    ours, theirs = played(tmp_path / "ours", 0), played(tmp_path / "theirs", 1)
+    transplant(theirs, ours, 4)
+    round, value, said = newest(ours)
+    assert (round, value) == (3, 3.0)
+    assert "round 4 is damaged (it is a round of another run)" in said
+
+
+def test_a_round_of_a_run_with_the_same_settings_does_not_follow(tmp_path: Path) -> None:
+    ours, theirs = played(tmp_path / "ours", 0), played(tmp_path / "theirs", 0, seconds=2.0)
+    transplant(theirs, ours, 4)
+    round, _, said = newest(ours)
+    assert (round, "round 4 is damaged (it does not follow the round before" in said) == (3, True)
+
+
+def test_all_rounds_of_another_run_are_refused(tmp_path: Path) -> None:
+    ours, theirs = played(tmp_path / "ours", 0), played(tmp_path / "theirs", 1)
+    transplant(theirs, ours, 2, 3, 4)
+    with pytest.raises(RunDirectoryError, match=r"every kept round .* a round of another run"):
+        Ledger(ours)
+
+
+def test_another_configuration_in_its_place_is_found(tmp_path: Path) -> None:
+    ours, theirs = played(tmp_path / "ours", 0), played(tmp_path / "theirs", 1)
+    shutil.copy(theirs / "state" / "config.json", ours / "state" / "config.json")
+    with pytest.raises(RunDirectoryError, match="a round of another run"):
+        Ledger(ours)
+
+
+def test_a_damaged_manifest_does_not_cost_the_round_after_it(tmp_path: Path) -> None:
+    ours = played(tmp_path / "ours", 0)
+    (ours / "state" / "round-000003" / "manifest.json").write_text("{}")
+    assert newest(ours) == (4, 4.0, "")
+
+
+def test_deleted_rounds_are_not_begun_again_without_a_word(tmp_path: Path) -> None:
+    ours = played(tmp_path / "ours", 0)
+    for path in (ours / "state").glob("round-*"):
+        shutil.rmtree(path)
+    with pytest.raises(RunDirectoryError, match=r"rounds of this run are gone.*metrics\.jsonl"):
+        Ledger(ours)
+
+
+def test_a_file_of_one_client_costs_that_client_alone(tmp_path: Path) -> None:
+    ours = played(tmp_path / "ours", 0)
+    for path in (ours / "state" / "clients").glob("1-*"):
+        path.write_bytes(b"damaged")
+    with Ledger(ours) as ledger:
+        assert ledger.round == 4
+        assert (ledger.private(0), ledger.private(1)) == (b"kept", None)
+        assert "private state of client 1 is damaged" in ledger.warnings[-1]
+
+
+def left(run_dir: Path) -> Path:
+    """A complete run with a few files."""
+    played(run_dir, 0)
+    (run_dir / "figures").mkdir()
+    for name in ("results.json", "model.safetensors", "figures/curve.png", "log.txt"):
+        (run_dir / name).write_text(name)
+    with Ledger(run_dir) as ledger:
+        runs.finish(ledger)
+    return run_dir
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "flipped": lambda path: path.write_bytes(b"R" + path.read_bytes()[1:]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("name", ["results.json", "figures/curve.png", "metrics.jsonl"])
+def test_every_file_a_run_left_has_its_digest(tmp_path: Path, name: str, how: str) -> None:
+    run_dir = left(tmp_path)
+    assert runs.changed(run_dir) == []
+    CHANGES[how](run_dir / name)
+    assert runs.changed(run_dir) == [name]
+    with pytest.raises(RunDirectoryError, match=f"{name} is not as the run left it"):
+        runs.intact(run_dir, name)
+    assert runs.intact(run_dir, "model.safetensors") == run_dir
+
+
+def test_what_is_written_again_is_noted_and_the_log_may_grow(tmp_path: Path) -> None:
+    run_dir = left(tmp_path)
+    for name in ("figures/curve.png", "log.txt"):
+        (run_dir / name).write_text("new")
+    runs.sealed_again(run_dir, [run_dir / "figures/curve.png"])
+    assert runs.changed(run_dir) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", sealed(1, {"round": 3, "files": {}})])
+def test_a_run_whose_end_is_damaged_is_not_complete(tmp_path: Path, content: bytes) -> None:
+    run_dir = left(tmp_path)
+    (run_dir / "state" / "finished.json").write_bytes(content)
+    with Ledger(run_dir) as ledger:
+        assert not runs.finished(ledger)
+
+
+def test_last_is_the_run_begun_last_whatever_the_clock_says(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        played(tmp_path / name, 0)
+        runs.note_last(tmp_path / name, tmp_path)
+    os.utime(tmp_path / "second" / "state", (0, 0))
+    assert runs.find("last", tmp_path) == tmp_path / "second"
+    shutil.rmtree(tmp_path / "second")
+    assert runs.find("last", tmp_path) == tmp_path / "first"
+
+
+def test_a_run_elsewhere_is_not_the_last_here(tmp_path: Path) -> None:
+    played(tmp_path / "runs" / "here", 0)
+    runs.note_last(played(tmp_path / "there", 0), tmp_path / "runs")
+    assert runs.find("last", tmp_path / "runs") == tmp_path / "runs" / "here"
