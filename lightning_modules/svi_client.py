@@ -138,6 +138,7 @@ class PosteriorFit:
         meter.start()
         posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
         meter.stop()
+        del client.elbo  # as large as the network; a used Trainer keeps its module for a while
         answer = self._answer(fit, prior, posterior)
         return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 

@@ -4,10 +4,12 @@ The only place that knows streams, networks, methods, heads, clients and engines
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
@@ -39,6 +41,13 @@ DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs
 EPOCHS = "client.epochs says how often a client goes through its images"
 MACHINES = "a client trains on one machine; give other machines clients of their own"
 
+@dataclass(frozen=True)
+class Tracked(Track):
+    __doc__ = Track.__doc__
+
+    logger: Logger | list[Logger] | None = None
+
+
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
     "seed": Value(int, 0, "seed of everything random"),
@@ -67,7 +76,7 @@ SCHEMA: Schema = {
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
     "federation": Section(Late),
-    "track": Section(Track),
+    "track": Section(Tracked),
 }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from time import perf_counter, process_time
 from typing import Any
 
@@ -141,10 +140,9 @@ def run(federation: Federation, initial: State) -> State:
     """Play all rounds that are not committed yet; the state after the last one."""
     committed = federation.ledger.latest()
     state, done = (committed.state, committed.round) if committed else (initial, 0)
-    least = inf
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
-        least = memory.trim(least)
+        memory.trim()
     return state
 
 
