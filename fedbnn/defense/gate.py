@@ -58,10 +58,10 @@ class ExpectedUpdate:
     """What the server asked in one exchange, and so what it may be answered.
 
     `prior` is the digest of the instruction, `sample_counts` the images by class of every client
-    asked. `expected` gives the tensors of an update that carries rows of these classes, `defect`
-    says why an update cannot be folded, `influence` puts it as a point among the others, piece by
-    piece, and `known` says how long its rows are on the server, by tensor. `kept` gives the tensors
-    of what a client may keep for itself, given that and the images it announced.
+    asked. `expected` gives the tensors of an update of so many images by class, `defect` says why
+    an update cannot be folded, `influence` puts it as a point among the others, piece by piece, and
+    `known` says how long its rows are on the server, by tensor. `kept` gives the tensors of what a
+    client may keep for itself, given that and the images it announced.
     """
 
     run: str
@@ -69,7 +69,7 @@ class ExpectedUpdate:
     exchange: str
     prior: str
     sample_counts: Mapping[int, Mapping[str, int]]
-    expected: Callable[[tuple[str, ...]], Spec]
+    expected: Callable[[Mapping[str, int]], Spec]
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Iterable[Tensor]]
     known: Callable[[Update], Mapping[str, Sequence[float]]]
@@ -236,7 +236,7 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
     unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
-    _same_tensors(call.expected(update.classes), update.tensors)
+    _same_tensors(call.expected(update.counts), update.tensors)
 
 
 def _same_tensors(spec: Spec, found: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from time import perf_counter, process_time
 from typing import Any
 
@@ -17,7 +16,8 @@ from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
-from fedbnn.heads import GaussianHead, Head
+from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
+from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult, Refused, is_receipt, read_update
 from fedbnn.methods import Method
@@ -31,7 +31,7 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
-Exchange = Aggregator | StatisticsAggregator
+Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,20 @@ class Federation:
     def __post_init__(self) -> None:
         if self.late.late == "fold":
             late.only_factors(self.method)
-        if isinstance(self.head, GaussianHead) and not self.method.shares_prototypes:
-            what = "class posteriors are shared, so they cannot stay on the clients"
-            raise ConfigError(what, "head.name", "use head: linear")
+        _fitting(self.method, self.head)
+
+
+def _fitting(method: Method, head: Head) -> None:
+    """Refuse a head that a method cannot feed."""
+    if not isinstance(head, LinearHead) and not method.shares_prototypes:
+        what = "class posteriors are shared, so they cannot stay on the clients"
+        raise ConfigError(what, "head.name", "use head: linear")
+    if not method.trains and not isinstance(head, ExactHead):
+        what = "a method that trains nothing has only class posteriors over fixed features"
+        raise ConfigError(what, "head.name", "use head: exact")
+    if method.trains and isinstance(head, ExactHead) and head.features == "backbone":
+        what = "the features of a backbone that is trained move"
+        raise ConfigError(what, "head.features", "use random_conv, or method: exact")
 
 
 @dataclass
@@ -129,10 +140,9 @@ def run(federation: Federation, initial: State) -> State:
     """Play all rounds that are not committed yet; the state after the last one."""
     committed = federation.ledger.latest()
     state, done = (committed.state, committed.round) if committed else (initial, 0)
-    least = inf
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
-        least = memory.trim(least)
+        memory.trim()
     return state
 
 
@@ -183,12 +193,19 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
 def exchanges(
     federation: Federation, number: int, before: State, started: State
 ) -> Iterator[Exchange]:
-    """The exchanges of a round: training, a consolidation that is due, the class statistics."""
-    yield federation.method.aggregator(started)
+    """The exchanges of a round: training, a consolidation that is due, the class statistics.
+
+    Statistics of features that never move come first: training may start from what they say.
+    """
+    method, head = federation.method, federation.head
+    if isinstance(head, ExactHead):
+        yield ExactAggregator(head, width(head, before))
+    if method.trains:
+        yield method.aggregator(started)
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
-    if isinstance(federation.head, GaussianHead):
-        yield StatisticsAggregator(federation.head, before)
+    if isinstance(head, GaussianHead):
+        yield StatisticsAggregator(head, before)
 
 
 def _due(federation: Federation, number: int) -> Consolidation | None:
