@@ -43,7 +43,7 @@ _ARRAYS = ("train_pixels", "train_labels", "test_pixels", "test_labels")
 class Split:
     """One split as found: files, or pixels (n, height, width[, 3]) from `origin`, with labels."""
 
-    images: Sequence[Path] | Array
+    images: Sequence[Path] | Sequence[Array] | Array
     labels: Labels
     origin: str = ""
 

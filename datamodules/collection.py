@@ -23,6 +23,8 @@ from fedbnn.stream import Task
 
 DOMAINS = ("clean", "rotation", "noise", "blur")
 _NOISES = 251
+LONGEST = 32
+"""Letters of class names that make the name of a task."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ def collect(
     incremental: str,
     tasks: int,
     domains: tuple[str, ...],
+    shuffle: bool,
     validation: bool,
     seed: int,
 ) -> Collection:
-    """Put sources side by side and cut them into tasks.
+    """Put sources side by side, perhaps `shuffle` all classes, and cut them into tasks.
 
     With `validation` a part of train is the test.
     """
@@ -92,15 +95,28 @@ def collect(
     found = ", ".join(f"{name} {size}" for name, size in sizes.items())
     what = f"images of one stream need one size, not {found}"
     require(len(set(sizes.values())) == 1, "size", what, "set it, for example size: 32")
-    train, test = (_pool(tables, split) for split in ("train", "test"))
+    names = [f"{table.name}/{name}" for table in tables for name in table.classes]
+    order = np.arange(len(names))
+    if shuffle:
+        order = draws(seed, "class order").permutation(len(names))
+    train, test = (_pool(tables, split, np.argsort(order)) for split in ("train", "test"))
     if validation:
         held = held_out(train.labels, seed)
         train, test = replace(train, open=~held), replace(train, open=held)
-    classes = tuple(f"{table.name}/{name}" for table in tables for name in table.classes)
+    classes = tuple(names[place] for place in order)
     labels = task_labels(incremental, tables, tasks, domains)
-    named = tuple(Task(name, classes[group.start : group.stop]) for name, group in labels.items())
+    groups = {name: classes[group.start : group.stop] for name, group in labels.items()}
+    spoken = {name: _spoken(own) if incremental == "class" else "" for name, own in groups.items()}
+    named = tuple(Task(spoken[name] or name, own) for name, own in groups.items())
     look = common_preprocess(tables)
     return Collection(classes, named, (*labels.values(),), domains, train, test, look)
+
+
+def _spoken(classes: Sequence[str]) -> str:
+    """What people call these classes, if it is words and few: `cat, dog`."""
+    names = [name.partition("/")[2].replace("_", " ") for name in classes]
+    said = ", ".join(names)
+    return said if len(said) <= LONGEST and not any(map(str.isdecimal, names)) else ""
 
 
 def task_labels(
@@ -116,11 +132,11 @@ def task_labels(
     return {one.name: range(*span) for one, span in zip(tables, pairwise(ends), strict=True)}
 
 
-def _pool(tables: Sequence[Table], split: str) -> Pool:
-    """One split of every source; labels count the classes of all sources."""
+def _pool(tables: Sequence[Table], split: str, place: Integers) -> Pool:
+    """One split of every source; labels count the classes of all sources by their `place`."""
     starts = np.cumsum([0, *(len(table.classes) for table in tables)])
     own = [getattr(table, f"{split}_labels").numpy() for table in tables]
-    labels = np.concatenate([start + part for start, part in zip(starts, own, strict=False)])
+    labels = place[np.concatenate([*map(np.add, own, starts)])]
     pixels = tuple(getattr(table, f"{split}_pixels") for table in tables)
     channels = max(len(table.mean) for table in tables)
     return Pool(pixels, labels, channels, np.ones(len(labels), bool))

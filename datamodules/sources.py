@@ -3,6 +3,7 @@
 To add a data set, write its reading and name it at the end of this file.
 """
 
+import hashlib
 import http.client
 import io
 import pickle
@@ -25,7 +26,8 @@ from datamodules import cache
 from datamodules.cache import Located, Original, Split, Table
 from datamodules.scenarios import require
 from fedbnn.errors import DataError, did_you_mean
-from fedbnn.images import below
+from fedbnn.images import Array, as_picture, below
+from fedbnn.own import imported
 
 FOLDER = "folder:"
 SECONDS_OF_SILENCE = 20.0
@@ -54,6 +56,7 @@ class DatasetRegistry:
         decoded = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
         own, locate = data / source.removeprefix(FOLDER), SOURCES.get(source)
         located = locate(data, self.download) if locate else image_folder(own)
+        located = own_data(source) if is_path(source) else located
         if located is None:
             fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
             raise DataError("no image folder", f"looked in {own}", fix)
@@ -74,14 +77,20 @@ def source_names(sources: Sequence[str] | str) -> tuple[str, ...]:
 
 def short_name(source: str) -> str:
     """What stands before the slash in class names: of `folder:some/flowers` it is `flowers`."""
-    return Path(source.removeprefix(FOLDER)).name
+    return source.rpartition(":")[2] if is_path(source) else Path(source.removeprefix(FOLDER)).name
+
+
+def is_path(source: str) -> bool:
+    """Whether it is an import path, such as `mypkg.data:open_it`."""
+    return ":" in source and not source.startswith(FOLDER)
 
 
 def check_source(source: str) -> None:
     """Refuse a name that nothing answers to."""
-    known = source in SOURCES or (source.startswith(FOLDER) and bool(short_name(source)))
-    fix = f"{did_you_mean(source, SOURCES)}; for images of your own write folder:PATH"
-    require(known, "sources", f"unknown source {source!r}", fix)
+    own = is_path(source) or source.startswith(FOLDER)
+    if source not in SOURCES and not (own and short_name(source)):
+        fix = f"{did_you_mean(source, SOURCES)}; for images of your own write folder:PATH"
+        require(False, "sources", f"unknown source {source!r}", fix)
 
 
 @contextmanager
@@ -159,6 +168,64 @@ def _split(data: Any) -> Split:
         images, labels = images.transpose(0, 2, 3, 1), data.labels
     origin = f"{data.root}, {type(data).__name__}"
     return Split(images, np.asarray(labels, np.int64), origin)
+
+
+def own_data(source: str) -> Located:
+    """What an import path leads to, or what that returns when it is called.
+
+    A torch Dataset of (image, label), two of them (train, test), or a LightningDataModule; of one
+    alone a fixed fifth of each class is the test. They are read at every start: only their pixels
+    can tell whether they are those of the cache.
+    """
+    found = imported(source)
+    try:
+        original = _own_original(found() if callable(found) else found)
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        what = f"{source} gives no images: {error or type(error).__name__}"
+        fix = "return a torch Dataset of (image, label), or a pair of them, train and test"
+        raise DataError(what, "stream.sources", fix) from error
+    digest = hashlib.sha256(repr(original.classes).encode())
+    for split in (original.train, original.test):
+        digest.update(split.labels.tobytes())
+        for image in split.images:
+            digest.update(repr(image.shape).encode() + image.tobytes())
+    return Located(digest.hexdigest(), lambda: original)
+
+
+def _own_original(data: Any) -> Original:
+    if hasattr(data, "train_dataloader"):
+        data.prepare_data()
+        data.setup("fit")
+        data.setup("test")
+        data = data.train_dataloader().dataset, data.test_dataloader().dataset
+    train, *test = data if isinstance(data, tuple) else (data,)
+    images, labels = _items(train)
+    names = getattr(train, "classes", None)
+    known = sorted(set(labels)) if names is None else list(range(len(names)))
+    parts = [(images, labels), _items(test[0])] if test else _fifth(images, labels)
+    splits = []
+    for pictures, said in parts:
+        numbers = np.array([known.index(label) for label in said], np.int64)
+        splits.append(Split(pictures, numbers, "your data"))
+    return Original(tuple(map(str, known if names is None else names)), *splits)
+
+
+def _items(data: Any) -> tuple[list[Array], list[Any]]:
+    """Images and labels of a torch Dataset; colour if any image is in colour."""
+    pairs = [data[place] for place in range(len(data))]
+    pictures = [as_picture(image) for image, *_ in pairs]
+    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
+    labels = [label if isinstance(label, str) else int(label) for _, label, *_ in pairs]
+    return [np.asarray(picture.convert(mode)) for picture in pictures], labels
+
+
+def _fifth(images: list[Array], labels: list[Any]) -> list[tuple[list[Array], list[Any]]]:
+    """Train and test of images that nobody has divided; a fixed fifth of each class is the test."""
+    from sklearn.model_selection import train_test_split
+
+    fifth = {"test_size": 0.2, "stratify": labels, "random_state": 0}
+    train, test, *said = train_test_split(images, labels, **fifth)
+    return list(zip((train, test), said, strict=True))
 
 
 def image_folder(root: Path) -> Located | None:

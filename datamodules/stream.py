@@ -49,6 +49,7 @@ class FederatedStream(LightningDataModule):
         sources: list[str] | str = "digits",
         tasks: Count | None = None,
         domains: list[str] | None = None,
+        shuffle_classes: bool = False,
         schedule: Literal["separate", "staggered", "gradual"] = "separate",
         rounds_per_task: Count | None = None,
         boundaries: list[int] | None = None,
@@ -77,6 +78,7 @@ class FederatedStream(LightningDataModule):
                 (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png).
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
             domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION` or `blur:SIGMA`.
+            shuffle_classes: Group the classes in an order drawn by the seed, not as they are named.
             schedule: `separate` (clients change together), `staggered` (each at its own offset) or
                 `gradual` (durations overlap).
             rounds_per_task: Length of every task, for `separate` and `staggered`.
@@ -111,6 +113,8 @@ class FederatedStream(LightningDataModule):
         require(clients_per_round <= clients, "clients_per_round", what, "use no more than clients")
         enough, fix = (samples_per_round or math.inf) >= clients_per_round, "give each client one"
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
+        fits = not shuffle_classes or incremental == "class"
+        require(fits, "shuffle_classes", "only class groups have an order", "drop it")
 
     @property
     def rounds(self) -> int:
@@ -153,7 +157,7 @@ class FederatedStream(LightningDataModule):
         asked = self.hparams
         registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
         tables = [registry.open(source) for source in self.sources]
-        tasks = self.incremental, len(self.schedule.windows), self.domains
+        tasks = self.incremental, len(self.schedule.windows), self.domains, asked.shuffle_classes
         return collect(tables, *tasks, asked.validation, self.seed)
 
     @cached_property

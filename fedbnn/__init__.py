@@ -1,8 +1,22 @@
 """Federated continual learning with variational Bayes."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fedbnn import torchvision_ops as _torchvision_ops  # noqa: F401  (first, before torchvision)
-from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.export import load
+
+if TYPE_CHECKING:
+    from fedbnn.api import Comparison, Run, compare, run
+    from fedbnn.bayes.gaussian import Gaussian
+    from fedbnn.export import Model, load
 
 __version__ = "0.1.0"
-__all__ = ["Gaussian", "load"]
+__all__ = ["Comparison", "Gaussian", "Model", "Run", "compare", "load", "run"]
+_HOMES = {"Gaussian": "bayes.gaussian", "Model": "export", "load": "export"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for: torch takes seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedbnn' has no attribute {name!r}")
+    return getattr(import_module(f"fedbnn.{_HOMES.get(name, 'api')}"), name)

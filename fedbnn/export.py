@@ -1,7 +1,9 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`.
-Loading runs nothing; what a stranger made is checked like a configuration before it is built.
+Loading runs nothing but the constructor of the network, and what a stranger made is checked like a
+configuration before it is built.
 
 backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
+backbone.<parameter>.constant                           a weight that was frozen
 buffers                                                 statistics of batch norm, in one vector
 prototypes.loc, prototypes.scale, prototypes.samples    a row (weights, bias) per class
 posteriors.mean, posteriors.count, ...                  the class posteriors, where there are any
@@ -19,7 +21,8 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedbnn.bayes.flatten import Layout, layout_of
+from fedbnn import own
+from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.config.parse import restored
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
@@ -27,14 +30,14 @@ from fedbnn.errors import FedBNNError, RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
-from fedbnn.images import ImageSet, Preprocess
+from fedbnn.images import ImageSet, Preprocess, stacked
 from fedbnn.networks import NETWORKS
 from fedbnn.state import State, digest
 from fedbnn.storage import files, run_dir
 
 FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"
 _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
-KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 LONGEST_SIDE = 4096
@@ -46,7 +49,7 @@ def preprocess(mean: list[float], deviation: list[Positive]) -> Preprocess:
 
 
 SCHEMA: Schema = {
-    "network": Named(NETWORKS, "mlp", given=("image_shape",)),
+    "network": Named(NETWORKS, "mlp", given=("image_shape",), own=own.network),
     "head": Named(HEADS, "linear"),
     "image_shape": Value(tuple[Count, Count, Count], (1, 1, 1)),
     "classes": Value(list[str], []),
@@ -109,21 +112,26 @@ class Prediction:
 class Model:
     """A trained model; `predict` gives class probabilities with their uncertainty."""
 
-    def __init__(self, card: Card, state: State) -> None:
+    def __init__(self, card: Card, state: State, backbone: nn.Module) -> None:
         self.card, self.state = card, state
-        self.backbone = build_backbone(card)
-        self.layout = layout_of(self.backbone)
+        self.backbone, self.layout = backbone, layout_of(backbone)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes it has learnt."""
         return self.state.classes
 
-    def predict(self, images: Tensor, samples: int = 16, seed: int = 0) -> Prediction:
-        """Predict uint8 images (n, channels, height, width) with `samples` draws of the weights."""
+    def predict(self, images: Any, samples: int = 16, seed: int = 0) -> Prediction:
+        """Predict one image or many with `samples` draws of the weights.
+
+        An image is a picture of Pillow, or an array or tensor: uint8, or floats from 0 to 1, as
+        (height, width), (channels, height, width) or (height, width, channels). Whatever its size,
+        it is cropped and resized as in training.
+        """
         predictor = Predictor(self.backbone, self.layout, self.state, self.card.head, samples, seed)
-        labels = torch.zeros(len(images), dtype=torch.long)
-        shown = ImageSet(images, labels, predictor.classes, self.card.preprocess)
+        pixels = stacked(images, self.card.image_shape)
+        labels = torch.zeros(len(pixels), dtype=torch.long)
+        shown = ImageSet(pixels, labels, predictor.classes, self.card.preprocess)
         sampled = predictor.scores(shown).softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
@@ -132,14 +140,16 @@ class Model:
 
 
 def build_backbone(card: Card) -> nn.Module:
-    """The network of a card, untrained."""
-    options = {key: value for key, value in card.network.items() if key != "name"}
-    return NETWORKS[str(card.network["name"])](card.image_shape, **options)
+    """The network of a card, untrained; the file it once began with need not be there."""
+    options = {key: card.network[key] for key in card.network.keys() - {"name", "weights"}}
+    return own.builder(str(card.network["name"]))(image_shape=card.image_shape, **options)
 
 
-def save_model(directory: Path, card: Card, state: State, layout: Layout) -> None:
+def save_model(directory: Path, card: Card, state: State, backbone: nn.Module) -> None:
     """Write both files, each in one piece."""
+    layout = layout_of(backbone)
     sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
+    sites |= {f"backbone.{name}.constant": value for name, value in constants(backbone).items()}
     sites["prototypes.loc"] = state["prototypes"]
     for kind, flat in KINDS.items():
         views = layout.views(state[flat]) if flat in state else {}
@@ -162,11 +172,14 @@ def load(directory: Path | str) -> Model:
         payload = files.read(folder / MODEL)
         if digest(payload) != facts.pop("model", None):
             raise ValueError(f"the digest of {MODEL} does not match")
-        card = Card.from_json(facts)
-        with torch.device("meta"):
-            layout = layout_of(build_backbone(card))
-        model = Model(card, State(_flat(read_tensors(payload), layout, card), card.classes))
-        model.predict(torch.zeros(1, *card.image_shape, dtype=torch.uint8), samples=1)
+        card, sites = Card.from_json(facts), read_tensors(payload)
+        with torch.device("meta" if card.network["name"] in NETWORKS else "cpu"):
+            flat = _flat(sites, layout_of(build_backbone(card)), card)
+        backbone = build_backbone(card)
+        for name, value in constants(backbone).items():
+            value.copy_(sites[f"backbone.{name}.constant"])
+        model = Model(card, State(flat, card.classes), backbone)
+        model.predict(torch.zeros(card.image_shape, dtype=torch.uint8), samples=1)
         return model
     except (*_UNFIT, SafetensorError, FedBNNError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"

@@ -69,6 +69,41 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
     return Image.fromarray((levels / 257).round().astype(np.uint8))
 
 
+def as_picture(image: Any) -> Image.Image:
+    """One image as Pillow holds it: a picture, or an array or tensor with one channel or three."""
+    if isinstance(image, Image.Image):
+        return _eight_bits(image)
+    array = np.asarray(image.detach().cpu() if isinstance(image, Tensor) else image)
+    if array.ndim == 3 and array.shape[0] in (1, 3):
+        array = array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if 0 in array.shape or not (array.ndim == 2 or array.shape[2:] == (3,)):
+        fix = "it is (height, width), with one or three channels before or behind"
+        raise DataError(f"an image has the shape {tuple(array.shape)}", fix=fix)
+    if array.dtype.kind == "f":
+        if not (array.min() >= 0 and array.max() <= 1):
+            raise DataError("an image has pixels outside of 0..1", fix="floats go from 0 to 1")
+        array = (array * 255).round().astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise DataError(f"an image is of {array.dtype}", fix="give uint8, or floats from 0 to 1")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def stacked(images: Any, shape: tuple[int, int, int]) -> Tensor:
+    """One image or many as uint8 (n, channels, height, width), cut and resized as a file is."""
+    dims: tuple[int, ...] = tuple(getattr(images, "shape", ()))
+    single = len(dims) == 2 or (len(dims) == 3 and {dims[0], dims[2]} & {1, 3})
+    mode, size = "L" if shape[0] == 1 else "RGB", shape[1:]
+    try:
+        each = [images] if single or isinstance(images, Image.Image) else list(images)
+        pixels = [fitted(as_picture(image).convert(mode), size) for image in each]
+        return torch.from_numpy(np.stack(pixels))
+    except (TypeError, ValueError) as error:
+        fix = "give a picture, an array or a tensor, or several"
+        raise DataError(f"these are no images: {error}", fix=fix) from error
+
+
 def find(places: Iterable[str | Path]) -> list[Path]:
     """Every picture named, and every picture below a folder named, in order."""
     found: list[Path] = []

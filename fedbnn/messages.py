@@ -4,6 +4,7 @@ An update is the one message from somebody whom the server need not believe: `re
 of foreign bytes, or gives the one reason why not.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -123,7 +124,8 @@ class FitResult:
 
     `private` never reaches the fold: in a simulation the same client gets it back the next time.
     `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser;
-    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it.
+    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it. `late`
+    is set where it comes: the exchange that asked for it has ended.
     """
 
     client: int
@@ -132,6 +134,12 @@ class FitResult:
     seconds: float = 0.0
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
+    late: bool = False
+
+
+def is_receipt(client: int, private: bytes) -> bool:
+    """Whether a client kept the thing itself, at a site of its own, and gave its digest for it."""
+    return re.fullmatch(rb"%d-[0-9a-f]{64}" % client, private) is not None
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,13 @@ class Slot:
 class Layout:
     """The order of a backbone's parameters in the flat vector, and of its running statistics.
 
-    Of batch norm all running means come first, then as many variances.
+    Of batch norm all running means come first, then as many variances. `width` is the number d of
+    features.
     """
 
     slots: tuple[Slot, ...]
     buffers: tuple[str, ...]
+    width: int
 
     @property
     def size(self) -> int:
@@ -49,7 +51,8 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of these tensors by name."""
-        return torch.cat([tensors[slot.name].detach().reshape(-1) for slot in self.slots])
+        parts = [tensors[slot.name].detach().reshape(-1) for slot in self.slots]
+        return torch.cat(parts) if parts else torch.zeros(0)
 
     def by_parameter(self, backbone: Tensor, prototypes: Tensor) -> dict[str, Tensor]:
         """A flat backbone and prototypes, by the names of a classifier's parameters."""
@@ -85,7 +88,7 @@ class Layout:
     def initial_scale(self, gain: float, constant: bool = False) -> Tensor:
         """Initial posterior scale of each weight: gain / sqrt(fan_in) of its layer, or `gain`."""
         widths = [1.0 if constant else slot.fan_in**-0.5 for slot in self.slots]
-        sizes = torch.tensor([slot.shape.numel() for slot in self.slots])
+        sizes = torch.tensor([slot.shape.numel() for slot in self.slots], dtype=torch.long)
         return gain * torch.tensor(widths).repeat_interleave(sizes)
 
 
@@ -95,9 +98,16 @@ def layout_of(backbone: nn.Module) -> Layout:
     for prefix, module in backbone.named_modules():
         own = dict(module.named_parameters(prefix, recurse=False))
         slots += [Slot(name, weight.shape, _fan_in(own.values())) for name, weight in own.items()]
-    buffers = [name for name, value in backbone.named_buffers() if value.is_floating_point()]
-    buffers.sort(key=lambda name: name.endswith("running_var"))
-    return Layout(tuple(slots), tuple(buffers))
+    kept, buffers = backbone.state_dict().keys(), dict(backbone.named_buffers())
+    floats = [name for name in buffers if name in kept and buffers[name].is_floating_point()]
+    floats.sort(key=lambda name: name.endswith("running_var"))
+    return Layout(tuple(slots), tuple(floats), int(getattr(backbone, "width", 0)))
+
+
+def constants(backbone: nn.Module) -> dict[str, Tensor]:
+    """What is neither weight nor statistic, such as weights that were frozen: never sent."""
+    kept = backbone.state_dict().keys()
+    return {name: value for name, value in backbone.named_buffers() if name not in kept}
 
 
 def _fan_in(parameters: Collection[nn.Parameter]) -> int:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,7 +16,7 @@ from jsonargparse.typing import PositiveInt
 from rich import progress
 from rich.console import Console
 
-from fedbnn.cli.main import Arguments, flags, numbers, words
+from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
@@ -31,60 +31,71 @@ LOOK_SECONDS, PATIENCE_SECONDS, PLAIN_SECONDS, SPEED_SECONDS = 0.5, 20.0, 30.0, 
 
 
 def main(argv: Sequence[str]) -> int:
+    """Compare; the exit code is that of a run that failed, if any did."""
+    try:
+        compared = compare(options(argv))
+    except Stopped as stopped:
+        return int(stopped.code)
+    return max((abs(code) or 1 for code, _ in compared.failures.values()), default=0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that has ended: all its runs, and why some of them have no results."""
+
+    directory: Path
+    cells: "Sequence[Cell]"
+    failures: "Mapping[Cell, tuple[int, str]]"
+
+
+def compare(asked: Namespace) -> Compared:
     """Run what is not done yet, then write and print what all runs say together."""
-    options = _options(argv)
-    title = Path(options.config).stem
-    directory = Path(options.out or f"runs/compare-{title}")
-    planned = grid(options.methods, options.seeds, dict(options.set), options.sweep, directory)
-    cells = [replace(cell, rounds=_rounds(cell, options.config)) for cell in planned]
-    pool, screen = Pool(options.config, options.jobs, directory / "logs"), Console(highlight=False)
+    title = "-".join(Path(file).stem for file in asked.config)
+    directory = Path(asked.out or f"runs/compare-{title}")
+    planned = grid(asked.methods, asked.seeds, dict(asked.set), asked.sweep, directory)
+    cells = [replace(cell, rounds=_rounds(cell, asked.config)) for cell in planned]
+    pool, screen = Pool(asked.config, asked.jobs, directory / "logs"), Console(highlight=False)
     shown = GridProgress(cells, screen)
     try:
         with owned(), shown.bar:
             pool.run(cells, shown.watch)
-    except Stopped as stopped:
+    except Stopped:
         screen.out("stopped; the same command goes on from here")
-        return int(stopped.code)
-    _write([cell for cell in cells if cell.finished], options.sweep, directory, title)
+        raise
+    _write([cell for cell in cells if cell.finished], asked.sweep, directory, title)
     for cell, (code, reason) in pool.failures.items():
         screen.out(f"{cell.name} failed with exit code {code}: {reason}")
-    return max((abs(code) or 1 for code, _ in pool.failures.values()), default=0)
+    return Compared(directory, cells, pool.failures)
 
 
-def _options(argv: Sequence[str]) -> Namespace:
+def options(argv: Sequence[str]) -> Namespace:
     """What the command line says; a setting for one method needs that method."""
     about = "Compare methods over seeds on one stream; stopping and starting again continues."
     parser = Arguments("compare", about)
     add, several = parser.add_argument, "with commas between them"
-    add("--config", required=True, help="YAML file of the experiment")
+    about = "YAML file, or the name of one in conf/; of several the later ones win"
+    add("--config", required=True, action="append", help=about)
     add("--methods", type=words, default=["fedbnn", "fedavg"], help=f"names {several}")
     add("--seeds", type=numbers, default=[0, 1, 2], help=f"numbers {several} (default: 0,1,2)")
     jobs, about = os.cpu_count() or 1, "runs at the same time (default: one a core)"
     add("--jobs", type=PositiveInt, default=jobs, help=about)
-    metavar, about = "[METHOD:]KEY=VALUE", "a setting for all runs, or for those of one method"
-    add("--set", type=_pair, action="append", default=[], metavar=metavar, help=about)
+    about = "a setting for all runs (--KEY VALUE is the same), or for those of one method"
+    add("--set", type=pair, action="append", default=[], metavar="[METHOD:]KEY=VALUE", help=about)
     metavar, about = "[METHOD:]KEY=V1,V2,...", "a setting to vary, with its plot"
     add("--sweep", type=_sweep, metavar=metavar, help=about)
     add("--out", help="directory of the comparison (default: runs/compare-NAME)")
-    options = parser.parse_args(argv)
-    special = {key.partition(":")[0]: key for key, _ in options.set if ":" in key}
-    if options.sweep and options.sweep.method:
-        special[options.sweep.method] = options.sweep.key
-    for method in special.keys() - set(options.methods):
+    asked = parser.parse_settings(argv)
+    special = {key.rpartition(":")[0]: key for key, _ in asked.set if ":" in key}
+    if asked.sweep and asked.sweep.method:
+        special[asked.sweep.method] = asked.sweep.key
+    for method in special.keys() - set(asked.methods):
         what = f"a setting is for {method}, which is not compared"
         raise ConfigError(what, special[method], "name it in --methods, or leave it out")
-    return options
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    return key, value
+    return asked
 
 
 def _sweep(text: str) -> "Sweep":
-    name, values = _pair(text)
+    name, values = pair(text)
     method, _, key = name.rpartition(":")
     return Sweep(key, tuple(words(values)), method or None)
 
@@ -114,15 +125,15 @@ class Cell:
         """Rounds committed so far."""
         return max(rounds(self.directory), default=0)
 
-    def words(self, config: str) -> list[str]:
+    def words(self, config: Sequence[str]) -> list[str]:
         """The words of `fedbnn train`, new or begun; a setting wins over what stands before it."""
         where, group = str(self.directory), self.directory.parent.resolve().name
-        own = {"config": config, "method": self.method, "seed": str(self.seed), "run_dir": where}
+        own = {"method": self.method, "seed": str(self.seed), "run_dir": where}
         own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
         begun = {"resume": where} if (self.directory / "state/config.json").is_file() else {}
-        return flags(own | begun)
+        return [*(f"--config={file}" for file in config), *flags(own | begun)]
 
-    def command(self, config: str) -> list[str]:
+    def command(self, config: Sequence[str]) -> list[str]:
         """The process that runs it."""
         return [sys.executable, "-m", "fedbnn", "train", *self.words(config)]
 
@@ -167,7 +178,7 @@ def grid(
     return cells
 
 
-def _rounds(cell: Cell, config: str) -> int:
+def _rounds(cell: Cell, config: Sequence[str]) -> int:
     """How many rounds a cell has; a wrong name or value is found before anything starts.
 
     So are results of other settings in the place where this cell would leave its own.
@@ -186,7 +197,7 @@ class Pool:
     `failures` says why a cell has no results.
     """
 
-    config: str
+    config: Sequence[str]
     jobs: int
     logs: Path
     running: dict[Cell, "subprocess.Popen[bytes]"] = field(default_factory=dict)

@@ -1,11 +1,10 @@
 """The command `fedbnn`: finds the subcommand and sees that it ends with a documented exit code."""
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Mapping, Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fedbnn import __version__
 from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain, silence
@@ -58,8 +57,7 @@ def subcommand(name: str) -> Callable[[Sequence[str]], int]:
     """What runs a subcommand; only its own file is imported."""
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
-    here: dict[str, Callable[[Sequence[str]], int]] = {"report": _report, "explain": _explain}
-    return here[name] if name in here else import_module(f"fedbnn.cli.{name}").main
+    return _explain if name == "explain" else import_module(f"fedbnn.cli.{name}").main
 
 
 def _explain(argv: Sequence[str]) -> int:
@@ -71,26 +69,27 @@ def _explain(argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(argv: Sequence[str]) -> int:
-    """One directory: its own page. Several: a comparison."""
-    from fedbnn.report import page
-
-    parser = Arguments("report", "Write report.html of a run, or of several runs together.")
-    add, together, about = parser.add_argument, Path("runs/comparison"), "finished runs"
-    add("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help=about)
-    add("--out", type=Path, default=together, help="where a comparison goes")
-    options = parser.parse_args(argv)
-    several = len(options.run_dirs) > 1
-    where = (options.out, options.out.name) if several else (options.run_dirs[0], None)
-    print(f"report  {page.write(options.run_dirs, *where).page}")
-    return 0
-
-
 class Arguments(ArgumentParser):
     """An ArgumentParser whose errors are ours, so they end in one line and exit code 2."""
 
     def __init__(self, command: str, about: str) -> None:
         super().__init__(prog=f"fedbnn {command}", description=about, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A flag may be spelt with - or _."""
+        return super().parse_known_args([*spelled(args)], namespace)
+
+    def parse_settings(self, argv: Sequence[str]) -> Namespace:
+        """With flags it does not know as settings, `--KEY VALUE` like `--set KEY=VALUE`."""
+        known: Namespace
+        known, rest = self.parse_known_args(argv)
+        words = iter(rest)
+        for word in words:
+            if not word.startswith("--"):
+                self.error(f"unrecognized arguments: {word}")
+            text = word[2:] if "=" in word else f"{word[2:]}={next(words, '')}"
+            known.set.append(pair(text))
+        return known
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
@@ -100,6 +99,22 @@ class Arguments(ArgumentParser):
 def flags(settings: Mapping[str, str]) -> list[str]:
     """Settings as the words of a command line."""
     return [word for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+def spelled(argv: Sequence[str]) -> Iterator[str]:
+    """Flags in one spelling: `--dry-run` is `--dry_run`."""
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        is_flag = flag.startswith("--") and len(flag) > 2
+        yield f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_flag else word
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Key and value of KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
+    return key, value
 
 
 def words(text: str) -> list[str]:

@@ -17,13 +17,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType
+from typing import Any
 
 from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
 from fedbnn.errors import ConfigError, Exit, FedBNNError
 from fedbnn.federation import experiment
+from fedbnn.federation.experiment import Experiment
 from fedbnn.report import page, schedule, tables
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import write, writing
@@ -62,13 +65,24 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 
 def _dry_run(parsed: Parsed) -> int:
-    """The schedule of a stream as rows, and as a picture."""
+    """The schedule of a stream as rows and as a picture, and who holds what as a moving one.
+
+    They go where runs go: beside the run directory that was asked for, or to runs/.
+    """
     stream = parsed.build("stream", seed=parsed["seed"])
-    picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
-    schedule.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
+    drawn = schedule.schedule(shares, [task.name for task in stream.tasks])
+    shown, clients = schedule.frames(stream.rounds), range(stream.num_clients)
+    held = {number: {k: stream.counts(number, k) for k in clients} for number in shown}
+    asked = {number: stream.participants(number) for number in shown}
+    where = Path(parsed["run_dir"]).parent if parsed["run_dir"] else RUNS
+    where.mkdir(parents=True, exist_ok=True)
+    still = where / f"{Path(parsed['name']).name}-schedule.png"
+    drawn.savefig(still, dpi=150)
+    moving = still.with_name(still.name.replace("schedule.png", "clients.gif"))
+    schedule.moving(held, asked, moving)
     console.rows("Schedule", stream.schedule_rows())
-    print(f"picture  {picture}")
+    print(f"picture  {still}\nmoving   {moving}")
     return 0
 
 
@@ -76,8 +90,9 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
     """The same with the other methods it names, unless the user chose one method or one run."""
     if parsed.flags.resume or "method" in parsed.flags.asked:
         return []
-    others = [name for name in parsed["beside"] if name != parsed["method"]["name"]]
-    return [parse([*argv, "--method", name]) for name in others]
+    others = [entry.split() for entry in parsed["beside"]]
+    chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
+    return [parse([*argv, "--method", *words]) for words in chosen]
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
@@ -87,11 +102,9 @@ def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
     directories = [first.with_name(name) for name in names]
     for parsed, directory in zip(wanted, directories, strict=True):
         composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
-        run_dir.note_last(directory, RUNS)
         try:
-            with owned() as signals, traceback_to(directory / "log.txt"):
-                found.append(experiment.run(composed))
-                signals.check()
+            with traceback_to(directory / "log.txt"):
+                found.append(play(composed))
         except Stopped as stopped:
             sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
             return int(stopped.code)
@@ -99,6 +112,15 @@ def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
         console.show([tables.averages(found)], f"side by side  {written.page}")
     return 0
+
+
+def play(composed: Experiment) -> dict[str, Any]:
+    """Run what was composed; SIGINT and SIGTERM end it as `Stopped`."""
+    run_dir.note_last(composed.run_dir, RUNS)
+    with owned() as signals:
+        found = experiment.run(composed)
+        signals.check()
+    return found
 
 
 def run_directory(parsed: Parsed) -> Path:
@@ -177,10 +199,13 @@ def _hung_up(_number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def owned() -> Iterator[Signals]:
-    """Handle SIGINT, SIGTERM and SIGHUP in here, and leave the handlers as they were found."""
-    signals = Signals()
-    before = {number: signal.signal(number, signals.handle) for number in CODES}
-    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hung_up)
+    """Handle SIGINT, SIGTERM and SIGHUP in here, and leave the handlers as they were found.
+
+    Only the main thread may; in any other nothing is touched.
+    """
+    signals, main = Signals(), current_thread() is main_thread()
+    handlers = {**dict.fromkeys(CODES, signals.handle), signal.SIGHUP: _hung_up} if main else {}
+    before = {number: signal.signal(number, handle) for number, handle in handlers.items()}
     try:
         yield signals
     finally:

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -26,7 +26,7 @@ USAGE = "python train.py --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
 EXAMPLE = "example: python train.py --config conf/quickstart.yaml --method fedavg --client.lr 0.01"
 SWITCHES = {
-    "config": "FILE: the YAML file to start from",
+    "config": "FILE, or the name of one in conf/; of several the later ones win",
     "resume": "DIR or last: go on with an interrupted run",
     "help": "show this text and stop",
     "print_config": "print the complete configuration and stop",
@@ -41,7 +41,7 @@ Finder = Callable[[str], Path]
 class Flags:
     """What the command line says beside the settings; `asked` names the sections it sets."""
 
-    config: str | None = None
+    config: Sequence[str] = ()
     resume: str | None = None
     help: bool = False
     print_config: bool = False
@@ -75,8 +75,12 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Finder = Path) -> 
     `run_directory` finds the run that `--resume` names; its config.yaml is read without --config.
     """
     flags, names, words = _flags(argv, schema)
-    file = flags.config or (flags.resume and run_directory(flags.resume) / "config.yaml")
-    tree = _renamed(_longhand(yaml.read(Path(file)) if file else {}, schema), names, schema)
+    files = [yaml.find(name) for name in flags.config]
+    if flags.resume and not files:
+        files = [run_directory(flags.resume) / "config.yaml"]
+    tree: Tree = {}
+    for layer in (*map(yaml.read, files), names):
+        tree = _merged(tree, _longhand(layer, schema), schema)
     if flags.help:
         parser = _parser(schema, _names(tree, schema))
         switches = parser.add_argument_group("switches")
@@ -99,21 +103,32 @@ def restored(values: Tree, schema: Schema) -> Parsed:
 def _flags(argv: Sequence[str], schema: Schema) -> tuple[Flags, dict[str, str], list[str]]:
     """The switches, the names that are chosen (`--method fedavg`), and the words of other keys."""
     front = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--config", "--resume"):
-        front.add_argument(name)
+    front.add_argument("--config", action="append", default=[])
+    front.add_argument("--resume")
     for names in (("--help", "-h"), ("--print_config",), ("--dry_run",)):
         front.add_argument(*names, action="store_true")
     for key, entry in schema.items():
         if isinstance(entry, Named):
             front.add_argument(f"--{key}", f"--{key}.name", dest=key, default=SUPPRESS)
     try:
-        found, words = front.parse_known_args(argv)
+        found, words = front.parse_known_args([*_spelled(argv)])
     except ArgumentError as error:
         raise _explained(str(error), set(), {}) from error
     chosen = vars(found)
     switches = {name: chosen.pop(name) for name in SWITCHES}
     asked = {re.split("[.=]", word[2:])[0] for word in words if word.startswith("--")}
     return Flags(**switches, asked=frozenset(asked | chosen.keys())), chosen, words
+
+
+def _spelled(argv: Sequence[str]) -> Iterator[str]:
+    """Flags in one spelling: `--set KEY=VALUE` is `--KEY=VALUE`, and `--dry-run` is `--dry_run`."""
+    words = iter(argv)
+    for word in words:
+        if word == "--set" and "=" not in (word := f"--{next(words, '')}"):
+            raise ConfigError("--set needs KEY=VALUE")
+        flag, equals, value = word.partition("=")
+        is_flag = flag.startswith("--") and len(flag) > 2
+        yield f"--{flag[2:].replace('-', '_')}{equals}{value}" if is_flag else word
 
 
 def _longhand(tree: Tree, schema: Schema) -> Tree:
@@ -136,27 +151,28 @@ def _names(tree: Tree, schema: Schema) -> dict[str, str]:
     for key, entry in schema.items():
         if isinstance(entry, Named):
             default = entry.default
-            name = default if isinstance(default, str) else default[names[entry.follows]]
-            names[key] = name = tree.get(key, {}).get("name", name)
-            if not isinstance(name, str) or name not in entry.choices:
-                fix = did_you_mean(str(name), entry.choices)
-                raise ConfigError(f"unknown {key} {_short(repr(name))}", fix=fix)
+            if not isinstance(default, str):
+                default = default.get(names[entry.follows], next(iter(entry.choices)))
+            names[key] = tree.get(key, {}).get("name", default)
+            entry.builder(key, names[key])
     return names
 
 
-def _renamed(tree: Tree, chosen: Mapping[str, str], schema: Schema) -> Tree:
-    """The tree with the names of the command line; options of a name it replaces stay behind.
+def _merged(below: Tree, top: Tree, schema: Schema) -> Tree:
+    """One tree on top of another; options of a name that is replaced stay behind.
 
     So do those of a section without a name when the section it follows gets another one.
     """
-    asked = {key: {**tree.get(key, {}), "name": name} for key, name in chosen.items()}
-    before, after = _names(tree, schema), _names({**tree, **asked}, schema)
-    named: dict[str, Tree] = {}
+    both = {**below, **top}
+    for key in below.keys() & top.keys():
+        if isinstance(below[key], Mapping) and isinstance(top[key], Mapping):
+            both[key] = {**below[key], **top[key]}
+    before, after = _names(below, schema), _names(both, schema)
     for key, name in after.items():
-        follows = "" if "name" in tree.get(key, {}) else getattr(schema[key], "follows", "")
-        same = name == before[key] and before.get(follows) == after.get(follows)
-        named[key] = {**(tree.get(key, {}) if same else {}), "name": name}
-    return {**tree, **named}
+        follows = "" if "name" in below.get(key, {}) else getattr(schema[key], "follows", "")
+        if name != before[key] or before.get(follows) != after.get(follows):
+            both[key] = top.get(key, {})
+    return both
 
 
 def _parser(schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
@@ -187,7 +203,7 @@ def _build(entry: Section | Named | Free, name: str) -> Builder:
     """What is called with the arguments of a section."""
     if isinstance(entry, Free):
         return dict
-    return entry.choices[name] if isinstance(entry, Named) else entry.build
+    return entry.builder("", name) if isinstance(entry, Named) else entry.build
 
 
 def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name: str) -> None:
@@ -199,7 +215,7 @@ def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name:
     else:
         group.add_function_arguments(build, key, **how)
     if isinstance(entry, Named):
-        names, text = Literal[tuple(entry.choices)], f"or --{key} NAME"
+        names, text = Literal[(*entry.choices, name)], f"or --{key} NAME"
         group.add_argument(f"--{key}.name", type=names, default=name, help=text)
         preset = entry.presets.get(name, {})
         parser.set_defaults({f"{key}.{option}": value for option, value in preset.items()})

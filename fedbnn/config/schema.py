@@ -4,7 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.own import imported
+
 Builder: TypeAlias = Callable[..., Any]
+MOST = 60
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Named:
     """A section whose key `name` says what is built; `method: fedavg` is short for {name: fedavg}.
 
     `default` is the name where none is said: one word, or a word for each name of the section that
-    it `follows`, which stands before it. `presets` are defaults that a name changes.
+    it `follows`, which stands before it. `presets` are defaults that a name changes. A name may be
+    an import path, `package.module:name`, if `own` says how what is found there is built.
     """
 
     choices: Mapping[str, Builder]
@@ -37,6 +42,16 @@ class Named:
     follows: str = ""
     given: Collection[str] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    own: Callable[[Any], Builder] | None = None
+
+    def builder(self, key: str, name: object) -> Builder:
+        """What the name stands for in the section `key`."""
+        if isinstance(name, str) and name in self.choices:
+            return self.choices[name]
+        if isinstance(name, str) and ":" in name and self.own:
+            return self.own(imported(name))
+        said = repr(name) if len(repr(name)) <= MOST else f"{repr(name)[:MOST]}..."
+        raise ConfigError(f"unknown {key} {said}", fix=did_you_mean(str(name), self.choices))
 
 
 @dataclass(frozen=True)

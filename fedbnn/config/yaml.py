@@ -14,6 +14,9 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from fedbnn.errors import ConfigError, did_you_mean
 
 MAX_BYTES = 2**20
+_PLACES = (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
+CONF = next(filter(Path.is_dir, _PLACES), _PLACES[0])
+"""The configurations that come with the project: below the package, or beside it in a clone."""
 _FLOAT = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 _SCALARS = (
     ("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$")),
@@ -88,6 +91,16 @@ def parse(text: str, where: str) -> Any:
         raise ConfigError("not valid YAML: nested too deeply", where) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"not valid YAML: {error}", where) from error
+
+
+def find(name: str) -> Path:
+    """A file, or the one in conf/ that a bare name such as `quickstart` stands for."""
+    known = {path.stem: path for path in CONF.rglob("*.yaml")}
+    if Path(name).is_file() or Path(name).suffix or len(Path(name).parts) != 1:
+        return Path(name)
+    if name not in known:
+        raise ConfigError(f"there is no configuration {name!r}", fix=did_you_mean(name, known))
+    return known[name]
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -172,17 +172,17 @@ class FactorAggregator(Aggregator):
 
     rule: "Scaled" = field(kw_only=True)
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
         of = {"backbone.precision": "backbone", "backbone.info": "backbone", "buffers": "buffers"}
         spec = {name: (tuple(state[one].shape), torch.float32) for name, one in of.items()}
-        return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
+        return spec | self.rows(state, len(counts), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""
         scale = state["backbone.scale"]
         change = (update.tensors["backbone.precision"] * scale).mul_(scale)
-        if change.amin() <= ROUNDING - 1:
+        if change.numel() and change.amin() <= ROUNDING - 1:
             return "the precision of backbone is not positive"
         shared = "prototypes" in state and update.counts
         return _defect_of_prototypes(state, update) if shared else None

@@ -19,7 +19,7 @@ from fedbnn.config.parse import parse
 from tests.cli.command import environment, fedbnn, files, started
 
 STAND_IN = """
-import json, shutil, sys
+import hashlib, json, shutil, sys
 from pathlib import Path
 finished, method, seed, directory, failing = sys.argv[1:]
 if failing in Path(directory).name:
@@ -28,6 +28,11 @@ shutil.copytree(finished, directory)
 results = json.loads((Path(directory) / "results.json").read_text())
 results |= {"method": method, "seed": int(seed)}
 (Path(directory) / "results.json").write_text(json.dumps(results))
+end = Path(directory) / "state" / "finished.json"
+said = {key: value for key, value in json.loads(end.read_text()).items() if key != "sha256"}
+del said["body"]["files"]["results.json"]
+sha256 = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+end.write_text(json.dumps({**said, "sha256": sha256}))
 """
 
 
@@ -39,7 +44,7 @@ def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> li
     """
     failing: list[str] = []
 
-    def command(cell: Cell, _config: str) -> list[str]:
+    def command(cell: Cell, _config: list[str]) -> list[str]:
         told = [finished, cell.method, cell.seed, cell.directory, next(iter(failing), "nothing")]
         return [sys.executable, "-c", STAND_IN, *map(str, told)]
 
@@ -169,7 +174,7 @@ def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Pat
     swept = cells(
         ("fedbnn", "fedavg"), (0, 1), {}, Sweep("client.lr", ("1e-3", "10")), home / "grid"
     )
-    tracks = [parse(cell.words("tiny.yaml"), SCHEMA)["track"] for cell in swept]
+    tracks = [parse(cell.words(["tiny.yaml"]), SCHEMA)["track"] for cell in swept]
     assert {track["group"] for track in tracks} == {"grid"}
     assert [track["name"] for track in tracks] == [cell.name for cell in swept]
     assert len({track["name"] for track in tracks}) == 8
@@ -181,12 +186,12 @@ def test_the_group_is_the_name_of_the_directory_whatever_it_looks_like(
 ) -> None:
     (home / directory).mkdir()
     [cell] = cells(("fedavg",), (0,), {}, None, Path(directory) / "nowhere" / "..")
-    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == directory
+    assert parse(cell.words(["tiny.yaml"]), SCHEMA)["track"]["group"] == directory
 
 
 def test_a_group_of_the_users_own_wins(home: Path) -> None:
     [cell] = cells(("fedavg",), (0,), {"track.group": "study"}, None, home / "grid")
-    assert parse(cell.words("tiny.yaml"), SCHEMA)["track"]["group"] == "study"
+    assert parse(cell.words(["tiny.yaml"]), SCHEMA)["track"]["group"] == "study"
 
 
 WRONG = {

@@ -1,6 +1,7 @@
 """What a configuration gives when it is right."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -186,9 +187,35 @@ def test_resume_reads_the_configuration_of_the_run(tmp_path: Path) -> None:
     assert config.flags.resume == "last"
 
 
+def test_of_several_files_the_later_ones_win_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("seed: 1\nclient: {lr: 0.5, epochs: 7}\nmethod: strong")
+    (tmp_path / "b.yaml").write_text("client: {lr: 0.25}\nmethod: {mu: 3}\nhead: {decay: 0.5}")
+    (tmp_path / "c.yaml").write_text("method: fedprox")
+
+    def merged(*names: str) -> dict[str, Any]:
+        files = [word for name in names for word in ("--config", str(tmp_path / f"{name}.yaml"))]
+        return dict(parse([*files, "--seed", "2"], SCHEMA).values)
+
+    both, all_three = merged("a", "b"), merged("a", "b", "c")
+    assert (both["seed"], both["client"]["lr"], both["client"]["epochs"]) == (2, 0.25, 7)
+    assert both["method"] == {"name": "strong", "mu": 3.0}
+    assert both["head"] == {"name": "gaussian", "decay": 0.5, "share": None}
+    assert all_three["method"] == {"name": "fedprox", "mu": 0.1}
+    assert all_three["head"] == {"name": "linear"}
+    assert merged("b", "a")["client"]["lr"] == 0.5
+
+
+def test_a_setting_has_one_meaning_however_it_is_spelt() -> None:
+    spelt = (["--client.lr", "2"], ["--client.lr=2"], ["--set", "client.lr=2"])
+    assert {parse(words, SCHEMA)["client"]["lr"] for words in spelt} == {2.0}
+    assert parse(["--set", "method=strong"], SCHEMA)["method"]["name"] == "strong"
+    assert parse(["--dry-run", "--name", "a-b"], SCHEMA).flags.dry_run
+    assert parse(["--name=a-b"], SCHEMA)["name"] == "a-b"
+
+
 def test_switches_are_told_apart_from_keys() -> None:
     flags = parse(["--dry_run", "--seed", "1"], SCHEMA).flags
-    assert (flags.dry_run, flags.resume, flags.config) == (True, None, None)
+    assert (flags.dry_run, flags.resume, flags.config) == (True, None, [])
     assert not parse([], SCHEMA).flags.dry_run
 
 

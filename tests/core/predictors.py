@@ -79,5 +79,5 @@ def card_of(
 
 def saved(folder: Path, backbone: nn.Module, state: State, **card: Any) -> fedbnn.export.Model:
     facts = card_of(**card)
-    save_model(folder, facts, state, layout_of(backbone))
+    save_model(folder, facts, state, backbone)
     return load(folder)

@@ -94,6 +94,10 @@ WRONG = [
         },
         "domains shift one source",
     ),
+    (
+        {"incremental": "task", "tasks": None, "shuffle_classes": True},
+        "only class groups have an order",
+    ),
     ({"clients": 5, "clients_per_round": 6}, "6 clients a round of 5"),
     ({"samples_per_round": 5}, "give each client one"),
 ]

@@ -21,6 +21,7 @@ Make = Callable[..., FederatedStream]
 OPTIONS = st.fixed_dictionaries(
     {
         "partition": st.sampled_from(["dirichlet", "iid"]),
+        "shuffle_classes": st.booleans(),
         "validation": st.booleans(),
         "clients": st.integers(4, 30),
         "seed": st.integers(0, 20),
@@ -94,7 +95,7 @@ def test_the_same_settings_give_the_same_stream_in_any_order_of_calls(shapes: Ma
 
 
 def test_labels_name_the_class_of_the_image(shapes: Make, shapes_dir: Path) -> None:
-    stream = shapes()
+    stream = shapes(shuffle_classes=True)
     names = {
         np.asarray(Image.open(file)).transpose(2, 0, 1).tobytes(): file.parent.name
         for file in shapes_dir.rglob("*.png")
@@ -103,6 +104,12 @@ def test_labels_name_the_class_of_the_image(shapes: Make, shapes_dir: Path) -> N
     for images in shown:
         for pixels, label in zip(prints(images), images.labels, strict=True):
             assert images.classes[label] == f"shapes/{names[pixels]}"
+
+
+def test_every_seed_may_have_its_own_order_of_classes(shapes: Make) -> None:
+    first, again, other = (shapes(shuffle_classes=True, seed=seed).classes for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == sorted(other) == list(shapes(seed=1).classes)
 
 
 @pytest.mark.parametrize("samples", [None, 8])

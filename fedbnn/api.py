@@ -1,0 +1,200 @@
+"""FedBNN from Python: `run` and `compare` do what the commands do, in the same way, and return it.
+
+    found = fedbnn.run("quickstart", method="fedavg", **{"client.lr": 0.01})
+    found.results["class_agnostic"]["avg_fin"], found.table, found.model.predict(image).labels
+
+Settings are those of the YAML files and flags. They work in a script, a thread, a notebook and an
+event loop; signals are handled on the main thread alone, and given back.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedbnn import export
+from fedbnn.cli import compare as comparing
+from fedbnn.cli import train
+from fedbnn.cli.compose import compose
+from fedbnn.errors import ConfigError, Exit, FederationError
+from fedbnn.evaluation.evaluate import REGIMES
+from fedbnn.export import Model
+from fedbnn.storage import run_dir
+
+Config = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: what its directory holds, read when it is asked for."""
+
+    directory: Path
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """What the run achieved, as in results.json."""
+        return dict(json.loads((self.directory / "results.json").read_text()))
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """What was measured in each round, as in metrics.jsonl."""
+        return run_dir.records(self.directory)
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained model; `predict` gives class probabilities with their uncertainty."""
+        return export.load(self.directory)
+
+    @property
+    def report(self) -> Path:
+        """The page with its tables and figures."""
+        return self.directory / "report.html"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Accuracy in percent, one row for each task and regime, with that of guessing."""
+        found, rows = self.results, []
+        about = {name: found[name] for name in ("method", "seed")}
+        for regime in REGIMES:
+            reached, chance = found[regime], found["chance"][regime]
+            for place, task in enumerate(found["task_names"]):
+                row = {**about, "regime": regime, "task": task}
+                row |= {moment: reached[moment][place] for moment in ("ts", "fin")}
+                row |= {f"chance_{moment}": chance[moment][place] for moment in ("ts", "fin")}
+                rows.append(row)
+        return rows
+
+    @property
+    def table(self) -> Any:
+        """The rows as a pandas DataFrame, or as they are where pandas is not installed."""
+        return _table(self.rows)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several finished runs, and why the others have no results, by their names."""
+
+    directory: Path
+    runs: Sequence[Run]
+    failures: Mapping[str, str]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What each run achieved."""
+        return [run.results for run in self.runs]
+
+    @property
+    def report(self) -> Path:
+        """The page that compares them."""
+        return self.directory / "report.html"
+
+    @property
+    def table(self) -> Any:
+        """The rows of all runs, each with the name of its run; pandas if it is installed."""
+        return _table([{"run": run.directory.name, **row} for run in self.runs for row in run.rows])
+
+
+def run(config: Config | None = None, /, **settings: Any) -> Run:
+    """Train as `fedbnn train --config CONFIG --KEY VALUE ...` does; Ctrl-C is KeyboardInterrupt.
+
+    Args:
+        config: a YAML file, the name of one in conf/, or several of which the later ones win.
+        settings: keys as in YAML: `seed=1`, `client={"lr": 0.01}` or `**{"client.lr": 0.01}`.
+            A network, method or source of your own is an object that can be imported by its name,
+            or its import path. `resume="last"` goes on with an interrupted run.
+    """
+    parsed = train.parse([*_files(config), *_words(settings)])
+    directory = train.run_directory(parsed)
+    composed = compose(parsed, directory, bool(parsed.flags.resume))
+    try:
+        train.play(composed)
+    except train.Stopped as stopped:
+        raise _ended(stopped) from None
+    return Run(directory)
+
+
+def compare(
+    config: Config,
+    /,
+    methods: Iterable[Any] = ("fedbnn", "fedavg"),
+    seeds: Iterable[int] = (0, 1, 2),
+    *,
+    jobs: int | None = None,
+    sweep: str | None = None,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Compare methods over seeds as `fedbnn compare` does; called again it goes on.
+
+    Args:
+        config: as for `run`.
+        methods: names, import paths or classes.
+        seeds: one run of each method for each.
+        jobs: runs at the same time; None is one a core.
+        sweep: `KEY=V1,V2,...`: a setting to vary.
+        out: directory of the comparison; None is runs/compare-NAME.
+        settings: for all runs, or with `METHOD:KEY` for one method.
+    """
+    asked = {"jobs": jobs, "sweep": sweep, "out": out}
+    asked |= {"methods": ",".join(map(_text, methods)), "seeds": ",".join(map(str, seeds))}
+    words = [f"--{key}={value}" for key, value in asked.items() if value is not None]
+    extra = [word for pair in _words(settings) for word in ("--set", pair.removeprefix("--"))]
+    options = comparing.options([*_files(config), *words, *extra])
+    try:
+        grid = comparing.compare(options)
+    except train.Stopped as stopped:
+        raise _ended(stopped) from None
+    runs = [Run(cell.directory) for cell in grid.cells if cell.finished]
+    failures = {cell.name: reason for cell, (_, reason) in grid.failures.items()}
+    if not runs:
+        raise FederationError(f"no run has finished: {min(failures.values())}", str(grid.directory))
+    return Comparison(grid.directory, runs, failures)
+
+
+def _files(config: Config | None) -> list[str]:
+    """The words that name files."""
+    several = [config] if isinstance(config, str | Path) else config or []
+    return [f"--config={file}" for file in several]
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the words of a command line."""
+    return [f"--{key}={_text(value)}" for key, value in run_dir.flat(settings)]
+
+
+def _text(value: Any) -> str:
+    """A value as a flag has it; of something importable its import path."""
+    if isinstance(value, str | Path):
+        return str(value)
+    try:
+        return json.dumps(value)
+    except TypeError:
+        return _path(value)
+
+
+def _path(found: Any) -> str:
+    """`module:name` of a class or function, or of an object of the program that runs."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if name is None:
+        module, program = "__main__", vars(sys.modules["__main__"])
+        name = next((key for key, value in program.items() if value is found), None)
+    if name is None or "<" in name:
+        what = f"a {type(found).__name__} has no name that it could be imported by"
+        raise ConfigError(what, fix="define it in a module and give it, or package.module:name")
+    return f"{module}:{name}"
+
+
+def _ended(stopped: train.Stopped) -> BaseException:
+    """Ctrl-C as Python programs know it; SIGTERM ends the program with its documented code."""
+    interrupted = stopped.code is Exit.INTERRUPTED
+    return KeyboardInterrupt() if interrupted else SystemExit(int(stopped.code))
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    if importlib.util.find_spec("pandas") is None:
+        return rows
+    return importlib.import_module("pandas").DataFrame(rows)

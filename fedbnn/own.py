@@ -1,0 +1,197 @@
+"""Parts of the user's own by import path, and what it takes to make a network one of ours.
+
+    network: mypkg.nets:TinyViT                          a class, a function, or a ready module
+    network: {name: torchvision.models:resnet18, weights: resnet18.pth, trained: [layer4]}
+
+A network that says its `width` returns features. Of any other the last layer, if it is linear, is
+its classifier and is left out: the prototypes take its place. Weights that ask for no gradient are
+constants: they have no posterior, are never sent, and leave the run inside the exported model.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from importlib import import_module
+from inspect import Parameter, Signature
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.networks import NETWORKS, Shape
+from fedbnn.seeds import forked
+
+Network = Callable[..., nn.Module]
+PLAIN = (type(None), bool, int, float, str, list, tuple)
+OURS = ("image_shape", "weights", "trained", "options", "pretrained")
+SKIPPED = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+
+
+def imported(path: str) -> Any:
+    """What `package.module:name` stands for; the working directory is searched last.
+
+    What a module draws while it is imported is the same in every process.
+    """
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        with forked(0):
+            return attrgetter(name)(import_module(module))
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        what = f"{path} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(what, fix="write package.module:name of something importable") from error
+
+
+def network(found: Any) -> Network:
+    """What builds a network out of what an import path leads to; its arguments are settings."""
+    if not _is_network(found):
+        fix = "name a torch module, its class, or a function annotated to return one"
+        raise ConfigError(f"{found!r} is no network", "network", fix)
+
+    def build(
+        image_shape: Shape,
+        weights: str | None = None,
+        trained: list[str] | None = None,
+        options: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> nn.Module:
+        """A network of your own.
+
+        Args:
+            image_shape: channels, height, width.
+            weights: file of its weights (safetensors, or what torch.save wrote of a state_dict).
+            trained: names that the trained weights begin with; null is as the network says.
+            options: further arguments of what builds it.
+        """
+        if "image_shape" in _arguments(found):
+            given["image_shape"] = image_shape
+        made = _made(found, {**given, **(options or {})})
+        if weights:
+            _load(made, Path(weights).expanduser())
+        if trained is not None:
+            _train_only(made, trained)
+        return as_backbone(made, image_shape)
+
+    _sign(build, [one for one in _arguments(found).values() if _is_setting(one)])
+    return build
+
+
+def _is_network(found: Any) -> bool:
+    """Whether it is known to build a network before it is called: a model's file may name it."""
+    if isinstance(found, nn.Module):
+        return True
+    made = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
+    made = import_module(found.__module__).__dict__.get(made) if isinstance(made, str) else made
+    return isinstance(made, type) and issubclass(made, nn.Module)
+
+
+def _arguments(found: Any) -> dict[str, Parameter]:
+    """The arguments of what builds a network; a module that is there takes none."""
+    return {} if isinstance(found, nn.Module) else dict(inspect.signature(found).parameters)
+
+
+def _is_setting(argument: Parameter) -> bool:
+    """Whether YAML can hold it; anything else keeps its default, or is set in `options`."""
+    plain = argument.default is Parameter.empty or isinstance(argument.default, PLAIN)
+    return plain and argument.name not in OURS and argument.kind not in SKIPPED
+
+
+def _sign(build: Network, more: list[Parameter]) -> None:
+    """Show these arguments beside those of `build`."""
+    own = [one for one in inspect.signature(build).parameters.values() if one.kind not in SKIPPED]
+    types = [Any if one.annotation is Parameter.empty else one.annotation for one in (*own, *more)]
+    said = [
+        one.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind)
+        for one, kind in zip((*own, *more), types, strict=True)
+    ]
+    build.__signature__ = Signature(said)  # type: ignore[attr-defined]
+
+
+def _made(found: Any, given: dict[str, Any]) -> nn.Module:
+    """Whatever the user's own code raises is one line."""
+    try:
+        made = deepcopy(found) if isinstance(found, nn.Module) else found(**given)
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        what = f"the network cannot be built: {type(error).__name__}: {error}"
+        raise ConfigError(what, "network", "check its arguments") from error
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"this builds no torch module, but a {type(made).__name__}", "network")
+    return made
+
+
+def _load(made: nn.Module, file: Path) -> None:
+    """Weights from a local file, nothing of which is run."""
+    try:
+        plain = file.suffix == ".safetensors"
+        found: Any = load_file(file) if plain else torch.load(file, "cpu", weights_only=True)
+        made.load_state_dict(found.get("state_dict", found))
+    except Exception as error:  # the border to files of strangers, which raise anything
+        what = " ".join(str(error).split())[:300]
+        fix = "give a file with exactly the weights of this network"
+        raise ConfigError(f"weights cannot be loaded: {what}", str(file), fix) from error
+
+
+def _train_only(made: nn.Module, prefixes: list[str]) -> None:
+    """Ask for gradients of the weights whose names begin with one of these, and of no others."""
+    names = [name for name, _ in made.named_parameters()]
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            layers = {name.rpartition(".")[0] or name for name in names}
+            what = f"no weights begin with {prefix!r}"
+            raise ConfigError(what, "network.trained", did_you_mean(prefix, layers))
+    for name, weight in made.named_parameters():
+        weight.requires_grad_(name.startswith(tuple(prefixes)))
+
+
+def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
+    """The network without its classifier, with its width, and frozen weights as constants."""
+    if not hasattr(made, "width"):
+        *_, (name, last) = made.named_modules()
+        if isinstance(last, nn.Linear) and name:
+            made.set_submodule(name, nn.Identity())
+        made.width = _seen(made, image_shape)  # type: ignore[assignment]
+    _refuse_tied(made)
+    for module in made.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if not weight.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, weight.detach(), persistent=False)
+    return made
+
+
+def _seen(made: nn.Module, image_shape: Shape) -> int:
+    """How many features an image has."""
+    mode = made.training
+    try:
+        with torch.no_grad():
+            features = made.eval()(torch.zeros(2, *image_shape))
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        shape = "x".join(map(str, image_shape))
+        what = f"the network cannot see images of {shape}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(what, "network", "set stream.size, or choose another network") from error
+    made.train(mode)
+    if not isinstance(features, Tensor) or features.dim() != 2:
+        what = f"features must be (images, width), not {getattr(features, 'shape', features)!s:.80}"
+        raise ConfigError(what, "network", "flatten what the network returns")
+    return features.shape[1]
+
+
+def _refuse_tied(made: nn.Module) -> None:
+    """One tensor under two names has two posteriors, which cannot be."""
+    first: dict[int, str] = {}
+    for name, weight in made.named_parameters(remove_duplicate=False):
+        if weight.requires_grad and (other := first.setdefault(id(weight), name)) != name:
+            fix = "give each layer weights of its own, or freeze them"
+            raise ConfigError(f"{other} and {name} are one tensor (tied weights)", "network", fix)
+
+
+def builder(name: str) -> Network:
+    """The network of this name, or of this import path."""
+    return network(imported(name)) if ":" in name else NETWORKS[name]

@@ -1,0 +1,159 @@
+"""One protocol for every method of a table: tune on the validation split, then compare on the test.
+
+    python results/protocol.py results/protocols/cifar100_ci_fast.yaml --data_dir data --jobs 2
+
+The file names the configuration, the methods with the setting each of them is tuned by (its main
+knob) and where its grid begins, the number of trials, the same for all, and the seeds. A trial is a
+run on the validation split; its score is what the table reports, the mean of the average task-aware
+and class-agnostic accuracy at the end of the run. When the grid is tried, the trials that are left
+go where they tell most: beyond the grid while the best value is its first or last, then between
+the best value and the better of its neighbours. Runs that are finished are not run again, so the
+command can be stopped and started. It ends with the comparison at the winners, `tuning.json` and
+`tuning.md`, all in runs/protocol-NAME/.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Trials = dict[float, float]
+REGIMES = ("task_aware", "class_agnostic")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What one file asks for; `methods` gives each method its knob and the first values of it."""
+
+    name: str
+    config: str
+    budget: int
+    tuning_seed: int
+    seeds: tuple[int, ...]
+    shared: Mapping[str, Any]
+    methods: Mapping[str, tuple[str, tuple[float, ...]] | None]
+
+    @classmethod
+    def read(cls, file: Path) -> "Protocol":
+        """The protocol of a YAML file; a method without a knob has nothing to tune."""
+        said = yaml.safe_load(file.read_text())
+        knobs = {}
+        for method, knob in said.pop("methods").items():
+            knobs[method] = None if knob is None else (knob["knob"], (*map(float, knob["grid"]),))
+        return cls(file.stem, methods=knobs, seeds=tuple(said.pop("seeds")), **said)
+
+
+def proposed(trials: Trials) -> float:
+    """The next value of a knob: one step beyond an edge that is best, else next to the best.
+
+    Values are positive and their grid is geometric, so a step is a factor and a middle sqrt(a b).
+    """
+    values = sorted(trials)
+    best = max(values, key=trials.__getitem__)
+    place = values.index(best)
+    if place == 0:
+        return best * best / values[1]
+    if place == len(values) - 1:
+        return best * best / values[-2]
+    neighbour = max(values[place - 1], values[place + 1], key=trials.__getitem__)
+    return sqrt(best * neighbour)
+
+
+def search(grid: tuple[float, ...], budget: int, score: Callable[[float], float]) -> Trials:
+    """`budget` trials: first the grid, then what is proposed."""
+    trials = {value: score(value) for value in grid}
+    while len(trials) < budget:
+        value = float(f"{proposed(trials):.3g}")
+        if value in trials:
+            break
+        trials[value] = score(value)
+    return trials
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a protocol: in which folder, on which data, how many at a time."""
+
+    protocol: Protocol
+    folder: Path
+    data_dir: str
+    jobs: int
+
+    def compare(self, out: Path, *words: str) -> None:
+        """`fedbnn compare` with what all runs of the protocol share."""
+        shared = {**self.protocol.shared, "stream.data_dir": self.data_dir, "track.wandb": "off"}
+        given = [word for key, value in shared.items() for word in ("--set", f"{key}={value}")]
+        config, jobs = ("--config", self.protocol.config), ("--jobs", str(self.jobs))
+        command = [sys.executable, "-m", "fedbnn", "compare", *config, *jobs, *given, *words]
+        subprocess.run([*command, "--out", str(out)], check=True)
+
+    def score(self, method: str, knob: str, value: float) -> float:
+        """One trial on the validation split, in percent."""
+        seed, out = self.protocol.tuning_seed, self.folder / "tuning" / method
+        words = ["--methods", method, "--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
+        self.compare(out, *words, "--set", "stream.validation=true", "--set", "evaluate.every=0")
+        found = json.loads((out / f"{method}-s{seed}-{value:g}" / "results.json").read_text())
+        return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
+
+    def tuned(self) -> dict[str, Trials]:
+        """The trials of every method that has a knob."""
+        found = {}
+        for method, knob in self.protocol.methods.items():
+            if knob is not None:
+                name, grid = knob
+
+                def score(value: float, method: str = method, name: str = name) -> float:
+                    return self.score(method, name, value)
+
+                found[method] = search(grid, self.protocol.budget, score)
+                self.write(found)
+        return found
+
+    def write(self, found: Mapping[str, Trials]) -> None:
+        """All trials as JSON and as a table, one line a method; the winner is bold."""
+        (self.folder / "tuning.json").write_text(json.dumps(found, indent=1) + "\n")
+        lines = ["| method | knob | trials: value, score | inside |", "|---|---|---|---|"]
+        for method, trials in found.items():
+            knob, values = self.protocol.methods[method], sorted(trials)
+            best = max(values, key=trials.__getitem__)
+            marks = {value: "**" if value == best else "" for value in values}
+            cells = [f"{marks[v]}{v:g}: {trials[v]:.2f}{marks[v]}" for v in values]
+            inside = "yes" if values[0] < best < values[-1] else "no"
+            lines.append(f"| {method} | `{knob and knob[0]}` | {', '.join(cells)} | {inside} |")
+        (self.folder / "tuning.md").write_text("\n".join(lines) + "\n")
+
+    def table(self, found: Mapping[str, Trials]) -> None:
+        """The comparison on the test split, every method at its winner."""
+        words = ["--methods", ",".join(self.protocol.methods)]
+        words += ["--seeds", ",".join(map(str, self.protocol.seeds))]
+        for method, trials in found.items():
+            knob = self.protocol.methods[method]
+            assert knob is not None
+            words += ["--set", f"{method}:{knob[0]}={max(trials, key=trials.__getitem__):g}"]
+        self.compare(self.folder / "table", *words)
+
+
+def main() -> None:
+    """Tune, then compare."""
+    how = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=how)
+    parser.add_argument("protocol", type=Path)
+    parser.add_argument("--data_dir", default="data")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    protocol = Protocol.read(options.protocol)
+    folder = Path(f"runs/protocol-{protocol.name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = Runs(protocol, folder, options.data_dir, options.jobs)
+    runs.table(runs.tuned())
+
+
+if __name__ == "__main__":
+    main()
