@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep
+from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep, options
 from fedbnn.cli.compare import grid as cells
 from fedbnn.cli.compose import SCHEMA
 from fedbnn.config.parse import parse
@@ -163,6 +163,18 @@ def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
     }
     assert mine["fedavg"] == {"client.lr": "1", "head": "gaussian"}
     assert mine["local"] == {"client.lr": "1", "head": "linear"}
+
+
+def test_a_setting_may_be_a_flag_and_one_of_a_method_of_ones_own_has_its_path(
+    tmp_path: Path,
+) -> None:
+    mine = "tests.cli.own_parts:Mine"
+    words = ["--config", "x", "--methods", f"{mine},fedavg", "--seeds", "0"]
+    words += ["--client.lr", "0.01", "--client.epochs=3", "--set", f"{mine}:method.strength=1"]
+    asked = options(words)
+    found = cells(asked.methods, asked.seeds, dict(asked.set), None, tmp_path)
+    both = {"client.lr": "0.01", "client.epochs": "3"}
+    assert [dict(cell.settings) for cell in found] == [{**both, "method.strength": "1"}, both]
 
 
 def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:
