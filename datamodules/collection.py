@@ -23,6 +23,8 @@ from fedbnn.stream import Task
 
 DOMAINS = ("clean", "rotation", "noise", "blur")
 _NOISES = 251
+LONGEST = 32
+"""Letters of class names that make the name of a task."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,18 @@ def collect(
         train, test = replace(train, open=~held), replace(train, open=held)
     classes = tuple(names[place] for place in order)
     labels = task_labels(incremental, tables, tasks, domains)
-    named = tuple(Task(name, classes[group.start : group.stop]) for name, group in labels.items())
+    groups = {name: classes[group.start : group.stop] for name, group in labels.items()}
+    spoken = {name: _spoken(own) if incremental == "class" else "" for name, own in groups.items()}
+    named = tuple(Task(spoken[name] or name, own) for name, own in groups.items())
     look = common_preprocess(tables)
     return Collection(classes, named, (*labels.values(),), domains, train, test, look)
+
+
+def _spoken(classes: Sequence[str]) -> str:
+    """What people call these classes, if it is words and few: `cat, dog`."""
+    names = [name.partition("/")[2].replace("_", " ") for name in classes]
+    said = ", ".join(names)
+    return said if len(said) <= LONGEST and not any(map(str.isdecimal, names)) else ""
 
 
 def task_labels(

@@ -123,7 +123,8 @@ class FitResult:
 
     `private` never reaches the fold: in a simulation the same client gets it back the next time.
     `seconds` is how long it worked, `inner` how much of it was forward, backward and optimiser;
-    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it.
+    `train` is what it saw of its training: the `loss` of its last pass, and the `kl` in it. `late`
+    is set where it comes: the exchange that asked for it has ended.
     """
 
     client: int
@@ -132,6 +133,7 @@ class FitResult:
     seconds: float = 0.0
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
+    late: bool = False
 
 
 @dataclass(frozen=True)

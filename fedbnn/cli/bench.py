@@ -6,8 +6,10 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
+from math import inf
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median, quantiles
@@ -73,7 +75,8 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--data_dir", default="data", help="where data sets are (default: data)")
     turns = "turns of engines; rounds of overhead and memory; step takes more"
     add("--repeats", type=PositiveInt, default=6, help=turns)
-    add("--workers", type=PositiveInt, default=2, help="workers of the process engine")
+    add("--workers", type=PositiveInt, default=2, help="how many clients engines run at once")
+    add("--flower", action="store_true", help="engines: measure Flower, too; this starts Ray")
     add("--out", type=Path, help="JSON file to write")
     about = "for all but step: any setting (--KEY VALUE is the same)"
     add("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)
@@ -164,21 +167,36 @@ def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
 
 
 def _engines(options: Namespace) -> list[Row]:
-    """Rounds 1, 2, ... by each engine in turn; the workers are started before the clock is."""
-    processes = {"engine": "processes", "engine.workers": str(options.workers)}
-    asked = {"serial": {"engine": "serial"}, "processes": processes}
+    """Rounds 1, 2, ... by each engine in turn; the clock starts after the first of each.
+
+    `first_s` is how long that one took, with all that starts; `ideal` the ratio to serial that so
+    many workers could reach if nothing came between.
+    """
+    asked = {"serial": {"engine": "serial"}, **_apart(options)}
     updates: dict[str, Updates] = {name: [] for name in asked}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         parsed = {name: parse(_words(options, more)) for name, more in asked.items()}
         made = {name: compose(one, Path(folder)) for name, one in parsed.items()}
+        for one in made.values():
+            stack.callback(one.engine.close)
         numbers = {name: cycle(range(1, one.stream.rounds + 1)) for name, one in made.items()}
-        try:
-            work = {name: partial(_turn, made[name], numbers[name], updates[name]) for name in made}
-            rows = summary(interleaved(work, options.repeats, warm=1), "serial")
-        finally:
-            for one in made.values():
-                one.engine.close()
-    return [{**row, "same_bytes": updates[row["name"]] == updates["serial"]} for row in rows]
+        work = {name: partial(_turn, made[name], numbers[name], updates[name]) for name in made}
+        first = interleaved(work, repeats=1, warm=0)
+        rows = summary(interleaved(work, options.repeats, warm=0), "serial")
+    for row in rows:
+        name = row["name"]
+        row |= {"ideal": 1 / (1 if name == "serial" else options.workers)}
+        row |= {"first_s": first[name][0], "same_bytes": updates[name] == updates["serial"]}
+    return rows
+
+
+def _apart(options: Namespace) -> dict[str, dict[str, str]]:
+    """The engines that run clients elsewhere; Flower's only where it is asked for."""
+    workers = str(options.workers)
+    found = {"processes": {"engine": "processes", "engine.workers": workers}}
+    if options.flower:
+        found["flower"] = {"engine": "flower", "engine.clients_at_once": workers}
+    return found
 
 
 def _turn(made: Experiment, numbers: Iterator[int], updates: Updates) -> None:
@@ -230,7 +248,7 @@ def _batches(stream: Stream, client: Mapping[str, Any], number: int) -> float:
 
 
 def _memory(options: Namespace) -> list[Row]:
-    """Resident memory of a run after each round: after the first ones it should not grow."""
+    """Resident memory of a run at rest after each round: after the first it should not grow."""
     words = _words(options, {**_short_tasks(options), "evaluate.every": "1"})
     with TemporaryDirectory() as folder:
         resident, peak = _watched(words, Path(folder) / "run")
@@ -241,18 +259,19 @@ def _memory(options: Namespace) -> list[Row]:
 
 
 def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
-    """MiB that a run in its own process holds after each round, and its peak."""
+    """MiB that a run in its own process holds after each round, at the least, and its peak."""
     command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
-    alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, [0.0]
+    alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, dict[int, float]()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone) as process:
         while process.poll() is None:
-            done = max(rounds(run), default=0)
-            resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
+            done, now = max(rounds(run), default=0), memory.resident(process.pid) / 2**20
+            resident[done] = min(resident.get(done, inf), now or inf)
             sleep(LOOK_SECONDS)
     if process.returncode:
         what = f"the run to be measured ended with exit code {process.returncode}"
         raise FederationError(what, fix="its error stands above")
-    return resident[1:], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
+    resident.pop(0, None)
+    return [*resident.values()], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:

@@ -4,10 +4,12 @@ The only place that knows streams, networks, methods, heads, clients and engines
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
@@ -21,6 +23,7 @@ from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
+from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
@@ -37,6 +40,13 @@ Parts: TypeAlias = tuple[Stream, nn.Module, Layout, Method, Head]
 DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs/NAME-2, ..."
 EPOCHS = "client.epochs says how often a client goes through its images"
 MACHINES = "a client trains on one machine; give other machines clients of their own"
+
+@dataclass(frozen=True)
+class Tracked(Track):
+    __doc__ = Track.__doc__
+
+    logger: Logger | list[Logger] | None = None
+
 
 SCHEMA: Schema = {
     "name": Value(str, "run", "name of the run, and of its directory under runs/"),
@@ -65,7 +75,8 @@ SCHEMA: Schema = {
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
-    "track": Section(Track),
+    "federation": Section(Late),
+    "track": Section(Tracked),
 }
 
 
@@ -93,6 +104,7 @@ def compose(
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
     )
@@ -116,9 +128,8 @@ def _parts(parsed: Parsed) -> Parts:
 
 def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
     """The client's side, with these parts."""
-    stream, backbone, layout, method, _ = parts
     local, trainer = parsed.build("client"), parsed.build("trainer")
-    return ClientRunner(stream, backbone, layout, method, local, trainer, parsed["seed"])
+    return ClientRunner(*parts, local, trainer, parsed["seed"])
 
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:

@@ -28,9 +28,10 @@ def on_sites(grid: Any, parsed: Parsed) -> FlowerEngine:
     method = parsed.build("method")
     if method.replay is not None or not method.shares_prototypes:
         what = f"{parsed['method']['name']} lets the server read what its clients keep"
-        fix = "on sites that stays with them; choose another method, or share: all"
+        fix = "on sites that stays with them; choose another method, or share: global"
         raise ConfigError(what, "method.name", fix)
-    return FlowerEngine(grid, parsed.values, parsed["gate"]["deadline_seconds"])
+    late = parsed.build("federation").rounds
+    return FlowerEngine(grid, parsed.values, parsed["gate"]["deadline_seconds"], late=late)
 
 
 server = server_app(play)

@@ -4,7 +4,6 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fedbnn import __version__
@@ -58,8 +57,7 @@ def subcommand(name: str) -> Callable[[Sequence[str]], int]:
     """What runs a subcommand; only its own file is imported."""
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
-    here: dict[str, Callable[[Sequence[str]], int]] = {"report": _report, "explain": _explain}
-    return here[name] if name in here else import_module(f"fedbnn.cli.{name}").main
+    return _explain if name == "explain" else import_module(f"fedbnn.cli.{name}").main
 
 
 def _explain(argv: Sequence[str]) -> int:
@@ -68,21 +66,6 @@ def _explain(argv: Sequence[str]) -> int:
     parser.add_argument("code", type=int, nargs="?", help="the exit code; without it all of them")
     code = parser.parse_args(argv).code
     print("\n\n".join(explain(one) for one in Exit) if code is None else explain(code))
-    return 0
-
-
-def _report(argv: Sequence[str]) -> int:
-    """One directory: its own page. Several: a comparison."""
-    from fedbnn.report import page
-
-    parser = Arguments("report", "Write report.html of a run, or of several runs together.")
-    add, together, about = parser.add_argument, Path("runs/comparison"), "finished runs"
-    add("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help=about)
-    add("--out", type=Path, default=together, help="where a comparison goes")
-    options = parser.parse_args(argv)
-    several = len(options.run_dirs) > 1
-    where = (options.out, options.out.name) if several else (options.run_dirs[0], None)
-    print(f"report  {page.write(options.run_dirs, *where).page}")
     return 0
 
 

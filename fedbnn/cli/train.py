@@ -65,13 +65,24 @@ def parse(argv: Sequence[str]) -> Parsed:
 
 
 def _dry_run(parsed: Parsed) -> int:
-    """The schedule of a stream as rows, and as a picture."""
+    """The schedule of a stream as rows and as a picture, and who holds what as a moving one.
+
+    They go where runs go: beside the run directory that was asked for, or to runs/.
+    """
     stream = parsed.build("stream", seed=parsed["seed"])
-    picture = Path(f"{Path(parsed['name']).name}-schedule.png")
     shares = [stream.shares(number) for number in range(1, stream.rounds + 1)]
-    schedule.schedule(shares, [task.name for task in stream.tasks]).savefig(picture, dpi=150)
+    drawn = schedule.schedule(shares, [task.name for task in stream.tasks])
+    shown, clients = schedule.frames(stream.rounds), range(stream.num_clients)
+    held = {number: {k: stream.counts(number, k) for k in clients} for number in shown}
+    asked = {number: stream.participants(number) for number in shown}
+    where = Path(parsed["run_dir"]).parent if parsed["run_dir"] else RUNS
+    where.mkdir(parents=True, exist_ok=True)
+    still = where / f"{Path(parsed['name']).name}-schedule.png"
+    drawn.savefig(still, dpi=150)
+    moving = still.with_name(still.name.replace("schedule.png", "clients.gif"))
+    schedule.moving(held, asked, moving)
     console.rows("Schedule", stream.schedule_rows())
-    print(f"picture  {picture}")
+    print(f"picture  {still}\nmoving   {moving}")
     return 0
 
 

@@ -56,9 +56,9 @@ class ExpectedUpdate:
     """What the server asked in one exchange, and so what it may be answered.
 
     `prior` is the digest of the instruction, `sample_counts` the images by class of every client
-    asked. `expected` gives the tensors of an update that carries rows of these classes, `defect`
-    says why an update cannot be folded, `influence` puts it as a point among the others, piece by
-    piece, and `known` says how long its rows are on the server, by tensor.
+    asked. `expected` gives the tensors of an update of so many images by class, `defect` says why
+    an update cannot be folded, `influence` puts it as a point among the others, piece by piece, and
+    `known` says how long its rows are on the server, by tensor.
     """
 
     run: str
@@ -66,7 +66,7 @@ class ExpectedUpdate:
     exchange: str
     prior: str
     sample_counts: Mapping[int, Mapping[str, int]]
-    expected: Callable[[tuple[str, ...]], Spec]
+    expected: Callable[[Mapping[str, int]], Spec]
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Iterable[Tensor]]
     known: Callable[[Update], Mapping[str, Sequence[float]]]
@@ -77,7 +77,8 @@ class Candidates:
     """One exchange at the gate: `admit` every answer, `close`, then iterate over (update, trust).
 
     They come in client order. `trust` is the weight of every client that is folded, `failed` and
-    `refused` say by client what is not and why, `pulls` how far each stood from the others.
+    `refused` say by client what is not and why, `pulls` how far each stood from the others, and
+    `late` how many rounds ago a client was asked for the answer that is folded now.
     """
 
     gate: Gate
@@ -88,37 +89,40 @@ class Candidates:
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
     pulls: dict[int, float] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
     bytes_up: int = 0
     _heard: set[int] = field(default_factory=set)
     _accepted: dict[int, Update] = field(default_factory=dict)
 
-    def admit(self, answer: FitResult | Failure) -> bool:
-        """Accept an answer for folding, or note by name why not."""
+    def admit(self, answer: FitResult | Failure, call: ExpectedUpdate | None = None) -> bool:
+        """Accept an answer for folding, or note by name why not; `call` is that of a late one."""
         if isinstance(answer, Failure):
             self.failed[answer.client] = answer.reason
             return False
         self.bytes_up += len(answer.update)
         try:
-            update = self._checked(answer)
+            update = self._checked(answer, call or self.call)
         except Refused as refusal:
-            self._refuse(answer.client, answer.update, str(refusal))
+            self.refuse(answer.client, answer.update, str(refusal))
             return False
+        if call is not None:
+            self.late[update.client] = self.call.round - update.round
         kept = self.spool.put(update.client, answer.update)
         self._accepted[update.client] = update if kept is answer.update else read_update(kept)
         return True
 
-    def _checked(self, reply: FitResult) -> Update:
+    def _checked(self, reply: FitResult, call: ExpectedUpdate) -> Update:
         """The update, after every check that needs no other client."""
         size, cap = len(reply.update) / 2**20, self.gate.max_megabytes
         if size > cap:
             raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
         update = read_update(reply.update)
-        _addressed(update, self.call)
+        _addressed(update, call)
         self._hear(update, reply)
-        _same_sites(update, self.call)
+        _same_sites(update, call)
         _finite(update)
-        _plausible(update, self.call)
-        if (reason := self.call.defect(update)) is not None:
+        _plausible(update, call)
+        if (reason := call.defect(update)) is not None:
             raise Refused(reason)
         return update
 
@@ -132,7 +136,8 @@ class Candidates:
             raise Refused("answered late, after it had been given up")
         self._heard.add(reply.client)
 
-    def _refuse(self, client: int, payload: bytes, reason: str) -> None:
+    def refuse(self, client: int, payload: bytes, reason: str) -> None:
+        """Note by name why an answer does not count, and keep it for a person to look at."""
         self.refused[client] = reason
         self.rejected.keep(self.call.round, self.call.exchange, client, payload, reason)
 
@@ -182,7 +187,7 @@ class Candidates:
                 self._expel(client, apart)
 
     def _expel(self, client: int, reason: str) -> None:
-        self._refuse(client, self.spool[client], reason)
+        self.refuse(client, self.spool[client], reason)
         self.spool.drop(client)
         del self.trust[client], self._accepted[client]
 
@@ -209,7 +214,7 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
     unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
-    spec, found = call.expected(update.classes), update.tensors
+    spec, found = call.expected(update.counts), update.tensors
     for name in sorted(spec.keys() ^ found.keys()):
         raise Refused(f"{'missing' if name in spec else 'unexpected'} tensor {name[:60]!r}")
     for name, (shape, dtype) in spec.items():

@@ -18,6 +18,7 @@ from fedbnn.evaluation import results
 from fedbnn.evaluation.evaluate import Evaluation, Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
+from fedbnn.federation.late import Late
 from fedbnn.heads import Head
 from fedbnn.methods import Method
 from fedbnn.report import page
@@ -63,6 +64,7 @@ class Experiment:
     initial: State
     engine: Engine
     gate: Gate
+    late: Late
     evaluation: Evaluation
     track: Track
 
@@ -146,7 +148,7 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.
     parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
     rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
-    beside = ledger, rejected, Evaluator(*judged, seed), watchers
+    beside = ledger, rejected, Evaluator(*judged, seed), watchers, made.late
     return server.Federation(f"{config['name']}-{seed}", *parts, *beside)
 
 

@@ -4,9 +4,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from time import perf_counter, process_time
 from typing import Any
 
@@ -14,12 +13,15 @@ from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.errors import ConfigError, NumericalError
+from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
-from fedbnn.heads import GaussianHead, Head
+from fedbnn.federation.late import Late
+from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
+from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult
+from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
 from fedbnn.methods import Method
-from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.base import Consolidation
 from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected, Spool
@@ -29,12 +31,15 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
-Exchange = Aggregator | StatisticsAggregator
+Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round."""
+    """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round.
+
+    `asked` has the digest of every instruction to train that was sent, by round.
+    """
 
     run: str
     stream: Stream
@@ -47,11 +52,26 @@ class Federation:
     rejected: Rejected
     evaluate: Callable[[State, int, Mapping[int, bytes]], Record]
     watchers: Sequence[Watcher]
+    late: Late = field(default_factory=Late)
+    asked: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.head, GaussianHead) and not self.method.shares_prototypes:
-            what = "class posteriors are shared, so they cannot stay on the clients"
-            raise ConfigError(what, "head.name", "use head: linear")
+        if self.late.late == "fold":
+            late.only_factors(self.method)
+        _fitting(self.method, self.head)
+
+
+def _fitting(method: Method, head: Head) -> None:
+    """Refuse a head that a method cannot feed."""
+    if not isinstance(head, LinearHead) and not method.shares_prototypes:
+        what = "class posteriors are shared, so they cannot stay on the clients"
+        raise ConfigError(what, "head.name", "use head: linear")
+    if not method.trains and not isinstance(head, ExactHead):
+        what = "a method that trains nothing has only class posteriors over fixed features"
+        raise ConfigError(what, "head.name", "use head: exact")
+    if method.trains and isinstance(head, ExactHead) and head.features == "backbone":
+        what = "the features of a backbone that is trained move"
+        raise ConfigError(what, "head.features", "use random_conv, or method: exact")
 
 
 @dataclass
@@ -59,10 +79,11 @@ class RoundStats:
     """What a round cost and who did not count (in full), summed over its exchanges.
 
     `counts` has the images by class of those who count so far, `trust` the clients folded with less
-    than 1, bytes and `seconds` are those of every exchange by its name (`train`, `statistics`, ...)
-    and of what is inside them: `fold`, and `inner`: forward, backward and optimiser on the clients.
-    `train` is what clients say of their training, `load` how many cores the whole machine and this
-    process kept busy: seconds mean something where nobody else did.
+    than 1, `late` how many rounds ago some were asked; bytes and `seconds` are those of every
+    exchange by its name (`train`, `statistics`, ...) and of what is inside them: `fold`, and
+    `inner`: forward, backward and optimiser on the clients. `train` is what clients say of their
+    training, `load` how many cores the whole machine and this process kept busy: seconds mean
+    something where nobody else did.
     """
 
     round: int
@@ -72,16 +93,20 @@ class RoundStats:
     failed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     trust: dict[int, float] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
     train: dict[int, Mapping[str, float]] = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
 
     def add(self, candidates: Candidates) -> None:
         """Count what came through the gate in one exchange, and what did not."""
-        self.counts = {client: self.counts[client] for client in candidates.trust}
+        on_time = candidates.trust.keys() - candidates.late
+        self.counts = {client: self.counts[client] for client in sorted(on_time)}
         self.bytes_up[candidates.call.exchange] = candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
+        late = candidates.late.items()
+        self.late |= {client: age for client, age in late if client in candidates.trust}
         for client, trust in candidates.trust.items():
             if trust < 1:
                 self.trust[client] = min(trust, self.trust.get(client, 1.0))
@@ -115,10 +140,9 @@ def run(federation: Federation, initial: State) -> State:
     """Play all rounds that are not committed yet; the state after the last one."""
     committed = federation.ledger.latest()
     state, done = (committed.state, committed.round) if committed else (initial, 0)
-    least = inf
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
-        least = memory.trim(least)
+        memory.trim()
     return state
 
 
@@ -127,7 +151,8 @@ def play(federation: Federation, state: State, number: int) -> State:
     began, used, clients = perf_counter(), process_time(), federation.stream.participants(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
-    stats, before = RoundStats(number, sample_counts(federation, number, clients)), state
+    asked = [client for client in clients if client not in federation.ledger.late(number)]
+    stats, before = RoundStats(number, sample_counts(federation, number, asked)), state
     classes = sorted({name for by_class in stats.counts.values() for name in by_class})
     state = started = federation.method.prepare(state, number, classes, federation.layout)
     with federation.ledger.spool(number, "private") as privates:
@@ -167,12 +192,19 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
 def exchanges(
     federation: Federation, number: int, before: State, started: State
 ) -> Iterator[Exchange]:
-    """The exchanges of a round: training, a consolidation that is due, the class statistics."""
-    yield federation.method.aggregator(started)
+    """The exchanges of a round: training, a consolidation that is due, the class statistics.
+
+    Statistics of features that never move come first: training may start from what they say.
+    """
+    method, head = federation.method, federation.head
+    if isinstance(head, ExactHead):
+        yield ExactAggregator(head, width(head, before))
+    if method.trains:
+        yield method.aggregator(started)
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
-    if isinstance(federation.head, GaussianHead):
-        yield StatisticsAggregator(federation.head, before)
+    if isinstance(head, GaussianHead):
+        yield StatisticsAggregator(head, before)
 
 
 def _due(federation: Federation, number: int) -> Consolidation | None:
@@ -198,6 +230,9 @@ def exchange(
             known=partial(aggregator.known, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
+        if aggregator.exchange == TRAIN:
+            federation.asked[stats.round] = call.prior
+            _admit_late(federation, call, candidates)
         _collect(federation, payload, candidates, privates, stats)
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
@@ -229,12 +264,38 @@ def _collect(
 
     asked = sorted(candidates.call.sample_counts)
     for answer in federation.engine.gather(payload, asked, remembered):
+        if isinstance(answer, FitResult) and answer.late:
+            _keep_late(federation, answer, candidates)
+            continue
         if candidates.admit(answer) and isinstance(answer, FitResult):
             stats.heard(answer)
             if answer.private is not None:
                 privates.put(answer.client, answer.private)
         for watcher in federation.watchers:
             watcher.client_done(answer.client)
+
+
+def _keep_late(federation: Federation, answer: FitResult, candidates: Candidates) -> None:
+    """An answer to an earlier round waits on disk for the next one, unless that is too late."""
+    folded = candidates.call.round + 1
+    try:
+        late.check(answer, federation.asked, folded, federation.late.rounds)
+        federation.ledger.keep_late(folded, answer.client, answer.update)
+    except Refused as refusal:
+        candidates.refuse(answer.client, answer.update, str(refusal))
+
+
+def _admit_late(federation: Federation, call: ExpectedUpdate, candidates: Candidates) -> None:
+    """Late answers of this round: they answer another instruction, and are folded on this state."""
+    for client, payload in federation.ledger.late(call.round).items():
+        try:
+            update = read_update(payload)
+        except Refused as refusal:
+            candidates.refuse(client, payload, str(refusal))
+            continue
+        counts = sample_counts(federation, update.round, [client])
+        then = replace(call, round=update.round, prior=update.prior, sample_counts=counts)
+        candidates.admit(FitResult(client, payload), then)
 
 
 def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
@@ -257,7 +318,7 @@ def _finite(state: State, number: int) -> State:
 
 def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -> Record:
     """The part of a round's record that does not come from evaluation."""
-    incidents = {name: getattr(stats, name) for name in ("failed", "refused", "trust")}
+    incidents = {name: getattr(stats, name) for name in ("failed", "refused", "trust", "late")}
     return {
         "round": stats.round,
         "clients": list(clients),

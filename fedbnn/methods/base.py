@@ -143,9 +143,9 @@ class Consolidation:
 class Method:
     """A federated continual method; its fields are its hyperparameters.
 
-    `optimizer` names the one optimiser the method is right with (then without momentum). `replay`
-    and `consolidation` are parts that few methods have; `notes` are for the results file;
-    `exchange` is what training exchanges.
+    `trains` says whether clients train at all, and `optimizer` names the one optimiser the method
+    is right with (then without momentum). `replay` and `consolidation` are parts that few methods
+    have; `notes` are for the results file; `exchange` is what training exchanges.
 
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
@@ -159,6 +159,7 @@ class Method:
     """
 
     formula: ClassVar[str] = ""
+    trains: ClassVar[bool] = True
     optimizer: ClassVar[str | None] = None
     replay: ClassVar[Replay | None] = None
     notes: ClassVar[Mapping[str, str]] = {}

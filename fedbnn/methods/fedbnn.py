@@ -172,11 +172,11 @@ class FactorAggregator(Aggregator):
 
     rule: "Scaled" = field(kw_only=True)
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
         of = {"backbone.precision": "backbone", "backbone.info": "backbone", "buffers": "buffers"}
         spec = {name: (tuple(state[one].shape), torch.float32) for name, one in of.items()}
-        return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
+        return spec | self.rows(state, len(counts), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""

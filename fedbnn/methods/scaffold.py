@@ -13,7 +13,7 @@ weights: at 0.1 that throws single clients off on CIFAR-100 with ten of a hundre
 at 0.03 none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, cast
@@ -36,9 +36,9 @@ BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
 class ScaffoldAggregator(Aggregator):
     """FedAvg's exchange, with the change of the client's control beside the weights."""
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Weights, and the change of the client's control in the same shapes."""
-        weights = super().expected(state, classes)
+        weights = super().expected(state, counts)
         return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:

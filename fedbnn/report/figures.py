@@ -19,10 +19,11 @@ from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
 from fedbnn.report.schedule import Names, draw_schedule
 from fedbnn.report.tables import SPOKEN
-from fedbnn.report.values import Cell, Results, Runs, Varied, by_method, over_seeds
+from fedbnn.report.values import Cell, Results, Runs, Varied, by_method, over_seeds, task_names
 
 Curves = Sequence[Sequence[float | None]]
 Lines = Mapping[str, Sequence[Cell]]
+Looks = Mapping[str, Mapping[str, Any]]
 TRAINED = {"loss": "Training loss", "kl": "KL to the prior"}
 ACROSS = 5
 """Accuracy matrices of several methods stand so many in a row."""
@@ -50,7 +51,7 @@ def focus_on_now(runs: Runs) -> Figure:
         }
         _draw_curves(axes, curves, style.REGIME_LINES[regime])
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
-    longest, names = max((run["shares"] for run in runs), key=len), runs[0]["task_names"]
+    longest, names = max((run["shares"] for run in runs), key=len), task_names(runs)
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
     return style.legend_below(figure)
 
@@ -98,13 +99,15 @@ def _heights(cells: Sequence[Cell]) -> Any:
     return np.array([(cell.value, cell.spread) for cell in cells], dtype=float).reshape(-1, 2).T
 
 
-def _dots(panels: Mapping[str, Lines], marks: Names, levels: Sequence[float]) -> Figure:
+def _dots(
+    panels: Mapping[str, Lines], marks: Names, levels: Sequence[float], looks: Looks | None = None
+) -> Figure:
     """Panels with a line for each name: two numbers, as a full and a hollow mark, with spreads.
 
     The dotted line in each panel is the level to hold them against.
     """
     names = list(next(iter(panels.values())))
-    figure, looks = Figure(figsize=(5.4, 1.5 + 0.27 * len(names))), style.looks(names)
+    figure, looks = Figure(figsize=(5.4, 1.5 + 0.27 * len(names))), looks or style.looks(names)
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, lines), level in zip(drawn, panels.items(), levels, strict=True):
         axes.axvline(level, **style.DOTTED)
@@ -143,19 +146,22 @@ def averages(runs: Runs) -> Figure:
 
 def forgetting(runs: Runs) -> Figure | None:
     """How far accuracy fell from its best: of one method task by task, of several on average."""
-    grouped, tasks = by_method(runs), runs[0]["task_names"][:-1]
+    grouped, tasks = by_method(runs), task_names(runs)[:-1]
     if not tasks:
         return None
+    looks = style.looks(grouped)
     lines: Lines = {
         method: [over_seeds(mine, regime, "forgetting") for regime in REGIMES]
         for method, mine in grouped.items()
     }
     if len(grouped) == 1:
+        looks = dict.fromkeys(tasks, *looks.values())
         lines = {
             name: [over_seeds(runs, regime, "forgetting_by_task", task) for regime in REGIMES]
             for task, name in enumerate(tasks)
         }
-    return _dots({"Forgetting in points (less is better)": lines}, list(SPOKEN.values()), [0.0])
+    title = "Forgetting in points (less is better)"
+    return _dots({title: lines}, list(SPOKEN.values()), [0.0], looks)
 
 
 def novelty(runs: Runs) -> Figure | None:
@@ -170,7 +176,7 @@ def novelty(runs: Runs) -> Figure | None:
 
 def accuracy_matrix(runs: Runs) -> Figure:
     """Accuracy of every task at the end of every task: a map a method, the regimes apart."""
-    grouped, names = by_method(runs), runs[0]["task_names"]
+    grouped, names = by_method(runs), task_names(runs)
     alone, across = len(grouped) == 1, min(len(grouped), ACROSS)
     down, small = -(-len(grouped) // across), len(names) > 6 or across > 2
     tall = 0.9 + (0.24 if small else 0.36) * len(names)

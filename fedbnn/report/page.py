@@ -131,7 +131,7 @@ def markdown(table: Table) -> str:
     lines = [table.heads, ("---", *("---:" for _ in table.heads[1:]))]
     for row in table.rows:
         texts = (f"**{cell.text()}**" if cell.best else cell.text() for cell in row.cells)
-        lines.append((row.name, *texts))
+        lines.append((row.name, *texts, *row.words))
     safe = [[part.replace("|", r"\|") for part in line] for line in lines]
     body = "\n".join(f"| {' | '.join(line)} |" for line in safe)
     notes = "".join(f"\n{note}.  " for note in table.notes)
@@ -163,8 +163,10 @@ def comma_separated(made: Sequence[Table]) -> str:
     writer.writerow(("table", "row", "column", "value", "spread"))
     for table in made:
         for row in table.rows:
-            for head, cell in zip(table.heads[1:], row.cells, strict=True):
-                writer.writerow((table.title, row.name, head, cell.value, cell.spread))
+            numbers = [(cell.value, cell.spread) for cell in row.cells]
+            told = [*numbers, *((word, None) for word in row.words)]
+            for head, pair in zip(table.heads[1:], told, strict=True):
+                writer.writerow((table.title, row.name, head, *pair))
     return written.getvalue()
 
 

@@ -24,13 +24,15 @@ from fedbnn.report.values import (
     competes,
     over_seeds,
     spread,
+    task_names,
 )
 
 REFERENCE = "fedbnn"
 SPOKEN = {"task_aware": "task-aware", "class_agnostic": "class-agnostic"}
 MOMENTS = {"ts": "@TS", "fin": "@Fin"}
 ERRORS = ("NLL", "Brier", "ECE")
-LOW_IS_GOOD = ("forgetting", "nll", "brier", "ece")
+FINE = ("nll", "brier", "ece")
+LOW_IS_GOOD = ("forgetting", *FINE)
 INCIDENTS = ("refused", "failed", "down_weighted")
 EXPLAINED = "@TS: each task at its own end; @Fin: every task at the end of the run"
 POOLED = "over all test images together; ECE: 15 equal bins of the highest probability"
@@ -120,21 +122,22 @@ def _with_sums(run: Results) -> Results:
     return {**run, "now": now, "costs": {"seconds": run["seconds"], **sent}, "counts": counts}
 
 
-def _table(title: str, runs: Runs, paths: Mapping[str, Path], digits: int = 1) -> Table:
+def by_columns(title: str, runs: Runs, paths: Mapping[str, Path]) -> Table:
     """Methods by columns, each the number at a path of the results; the best rivals are marked."""
     grouped = by_method(runs)
     stored = {method: mine[0]["replay_images"] for method, mine in grouped.items()}
     names = [f"{method} [{count}]" if count else method for method, count in stored.items()]
-    columns = [_column(grouped, path, digits) for path in paths.values()]
+    columns = [_column(grouped, path) for path in paths.values()]
     rows = tuple(map(Row, names, zip(*columns, strict=True)))
     return Table(title, ("method", *paths), rows, _footnotes(grouped))
 
 
-def _column(grouped: Mapping[str, Runs], path: Path, digits: int) -> list[Cell]:
+def _column(grouped: Mapping[str, Runs], path: Path) -> list[Cell]:
     """One number of each method; rivals that print the same as the best are best, costs never."""
     if path[0] == "counts":
         counts = [[at(run, *path) or 0 for run in mine] for mine in grouped.values()]
         return [Cell(sum(mine), digits=0) for mine in counts]
+    digits = 3 if path[0] == "novelty" or path[-1] in FINE else 1
     cells = {one: over_seeds(mine, *path, digits=digits) for one, mine in grouped.items()}
     rivals = _rivals(grouped, path)
     values = sorted(value for one in rivals if (value := cells[one].value) is not None)
@@ -175,7 +178,7 @@ def _footnotes(grouped: Mapping[str, Runs]) -> tuple[str, ...]:
 
 def _accuracies(title: str, runs: Runs, paths: Mapping[str, Path]) -> Table:
     """Columns of accuracy and forgetting, with the level of chance as the last line."""
-    table, chance = _table(f"{title}, in percent", runs, paths), runs[0]["chance"]
+    table, chance = by_columns(f"{title}, in percent", runs, paths), runs[0]["chance"]
     known = [path if path[-1] != "forgetting" else None for path in paths.values()]
     floor = tuple(Cell(at(chance, *path) if path else None) for path in known)
     rows, notes = (*table.rows, Row("chance", floor, quiet=True)), (*table.notes, EXPLAINED)
@@ -188,7 +191,7 @@ def averages(results: Runs) -> Table:
 
 
 def _per_task(runs: Runs, regime: str, moment: str) -> Table:
-    names = runs[0]["task_names"]
+    names = task_names(runs)
     paths: dict[str, Path] = {name: (regime, moment, task) for task, name in enumerate(names)}
     title = f"{SPOKEN[regime]} accuracy {MOMENTS[moment]}"
     return _accuracies(title, runs, {**paths, "average": (regime, f"avg_{moment}")})
@@ -201,15 +204,15 @@ def _further(runs: Runs) -> list[Table]:
     trained = [run for run in runs if not run["method"].endswith(LINEAR)]
     return [
         *(_calibration(runs, regime) for regime in REGIMES),
-        _table("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
-        _table("AUROC for telling unseen from seen classes", runs, unseen, digits=3),
+        by_columns("Focus-on-Now accuracy, mean over the rounds, in percent", runs, now),
+        by_columns("AUROC for telling unseen from seen classes", runs, unseen),
         *_costs(trained),
     ]
 
 
 def _calibration(runs: Runs, regime: str) -> Table:
     paths = {name: (regime, name.lower()) for name in ERRORS}
-    table = _table(f"Calibration at the end, {SPOKEN[regime]}", runs, paths, digits=3)
+    table = by_columns(f"Calibration at the end, {SPOKEN[regime]}", runs, paths)
     return replace(table, notes=(*table.notes, POOLED))
 
 
@@ -223,8 +226,8 @@ def _costs(runs: Runs) -> list[Table]:
     time = {"seconds": paths["seconds"]} if quiet else {}
     lost: dict[str, Path] = {name: ("counts", name) for name in runs[0]["counts"]}
     notes = (*(() if quiet else (BUSY,)), COUNTED)
-    made = replace(_table("Cost of a run", runs, {**time, **totals, **lost}), notes=notes)
-    parts = _table("Megabytes by exchange", runs, exchanges)
+    made = replace(by_columns("Cost of a run", runs, {**time, **totals, **lost}), notes=notes)
+    parts = by_columns("Megabytes by exchange", runs, exchanges)
     return [replace(parts, notes=()), made] if exchanges else [made]
 
 
@@ -256,7 +259,7 @@ def beside_the_paper(runs: Runs) -> list[Table]:
     A scenario is known by the name in its configuration and by its number of tasks: whoever
     changes more has nothing to stand beside.
     """
-    scenarios, names = {run["scenario"] for run in runs}, runs[0]["task_names"]
+    scenarios, names = {run["scenario"] for run in runs}, task_names(runs)
     lines = [one for one in published() if {one[0]} == scenarios and len(one[3]) == len(names) + 1]
     made = []
     for moment, said in MOMENTS.items():

@@ -31,11 +31,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One line: a name and its cells; `quiet` for lines that only give a scale, such as chance."""
+    """One line: a name, its cells, and words after them.
+
+    `quiet` is for lines that only give a scale, such as chance.
+    """
 
     name: str
     cells: tuple[Cell, ...]
     quiet: bool = False
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,13 @@ def by_method(runs: Runs) -> dict[str, list[Results]]:
     for run in runs:
         grouped.setdefault(run["method"], []).append(run)
     return grouped
+
+
+def task_names(runs: Runs) -> list[str]:
+    """What the tasks are called; by their number where seeds have different classes in them."""
+    names = {tuple(run["task_names"]) for run in runs}
+    first = list(runs[0]["task_names"])
+    return first if len(names) == 1 else [f"task {place + 1}" for place in range(len(first))]
 
 
 def competes(run: Results) -> bool:

@@ -5,6 +5,7 @@
     state/round-000007/              manifest.json, state.safetensors
     state/records/000007.json        what was measured in round 7: its line of metrics.jsonl
     state/clients/3-r7.safetensors   what client 3 kept for itself in round 7; one file per change
+    state/late/8-3.safetensors       a late answer of client 3 that is folded in round 8
     state/spool/                     answers that wait to be folded; scratch
 
 A manifest names its run, the manifest before it, every file its round needs and the records of all
@@ -98,6 +99,12 @@ def rounds(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def _numbers(path: Path) -> tuple[int, int]:
+    """Round and client in the name of a late answer."""
+    round, _, client = path.stem.partition("-")
+    return int(round), int(client)
+
+
 class Ledger(AbstractContextManager["Ledger"]):
     """The newest `keep` rounds of a run on disk; `warnings` are what a user should be told."""
 
@@ -107,6 +114,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         self.run_dir, self.keep = Path(run_dir), keep
         self.root = files.plain(self.run_dir) / "state"
         self._clients, self._records = self.root / "clients", self.root / "records"
+        self._late = self.root / "late"
         self.warnings: list[str] = []
         with ExitStack() as opening:
             with writing(self.run_dir):
@@ -165,6 +173,17 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Tell the user, and the log."""
         LOG.warning("%s: %s", self.root, what)
         self.warnings.append(what)
+
+    def keep_late(self, round: int, client: int, update: bytes) -> None:
+        """Keep an answer that is folded in a later round; when this returns, it is on disk."""
+        with writing(self.root):
+            self._late.mkdir(exist_ok=True)
+        files.write_atomic(self._late / f"{round}-{client}.safetensors", update)
+
+    def late(self, round: int) -> dict[int, bytes]:
+        """The late answers that are folded in this round, in client order."""
+        found = {_numbers(path): path for path in self._late.glob("*-*.safetensors")}
+        return {who: found[when, who].read_bytes() for when, who in sorted(found) if when == round}
 
     def _newest_whole(self) -> Manifest:
         """The newest manifest whose files are all intact; raises if no round is.
@@ -259,9 +278,11 @@ class Ledger(AbstractContextManager["Ledger"]):
         with writing(self.root):
             for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
-            for path in self._clients.iterdir():
-                if path.name not in needed:
-                    path.unlink()
+            gone = [path for path in self._clients.iterdir() if path.name not in needed]
+            for path in self._late.glob("*-*.safetensors"):
+                gone += [path] if _numbers(path)[0] <= self.round - self.keep else []
+            for path in gone:
+                path.unlink()
 
     def _sweep(self) -> None:
         """Remove what an interrupted process left: names with a dot, spools."""

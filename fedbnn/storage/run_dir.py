@@ -243,18 +243,6 @@ def pretty(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
     return (json.dumps(finite(value), indent=2, allow_nan=False) + "\n").encode()
 
 
-def numbers(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries and lists as one level of `a/b/0` names; only numbers and words stay."""
-    found: dict[str, Any] = {}
-    for key, value in record.items():
-        inner: Any = dict(enumerate(value)) if isinstance(value, list) else value
-        if isinstance(inner, Mapping):
-            found |= numbers(inner, f"{prefix}{key}/")
-        elif isinstance(value, int | float | str):
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def environment() -> dict[str, Any]:
     """Everything worth knowing to repeat a run elsewhere."""
     accelerators, versions = range(torch.cuda.device_count()), {}

@@ -168,7 +168,9 @@ def _incidents(record: Record) -> list[str]:
     """Clients that sent nothing or were refused, each by name with the reason."""
     said = {"failed": "failed", "refused": "was refused"}
     found = [(word, record.get(key) or {}) for key, word in said.items()]
-    return [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    lost = [f"client {who} {word}: {why}" for word, some in found for who, why in some.items()]
+    late = (record.get("late") or {}).items()
+    return [*lost, *(f"client {who} counted {age} round(s) late" for who, age in late)]
 
 
 def rows(title: str, found: Sequence[Mapping[str, object]], file: TextIO | None = None) -> None:

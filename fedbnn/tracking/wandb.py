@@ -1,4 +1,5 @@
-"""metrics.jsonl is the truth; Weights & Biases mirrors it if asked. W&B can never stop training.
+"""metrics.jsonl is the truth; W&B and any Lightning logger mirror it as curves a person reads, if
+they are asked to. None of them can ever stop training.
 
 `wandb.json` in the run directory keeps the id of the W&B run and the last round it was given, so a
 resumed run goes on under the same id and no round is sent twice.
@@ -8,15 +9,16 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from fedbnn.config.ranges import Positive
+from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.storage import files, run_dir
 from fedbnn.storage.files import Damaged
 from fedbnn.tracking.console import Watcher
@@ -28,8 +30,11 @@ Json = Mapping[str, Any]
 Mode = Literal["auto", "online", "offline", "off"]
 DISABLED = ("silent", "disable_git", "x_disable_stats", "x_disable_machine_info")
 QUIET: dict[str, Any] = {"console": "off", "save_code": False, **dict.fromkeys(DISABLED, True)}
-CURVES = ("fon", "shares", "posterior", "bytes_by_round")
 ID = re.compile(r"[0-9a-z]{1,64}")
+SHOWN = ("fon", "train", "pooled", "novelty", "seconds")
+COUNTED = ("clients", "failed", "refused", "trust")
+ENDS = ("avg_ts", "avg_fin", "forgetting", "backward_transfer", "nll", "brier", "ece")
+COSTS = ("rounds_done", "bytes_up", "bytes_down", "seconds", "replay_images")
 KEY = re.compile(r"[0-9A-Za-z_-]{40,}")
 """What an API key looks like; nothing like it is ever shown."""
 
@@ -44,6 +49,7 @@ class Track:
         group: W&B group; null is the name of the configuration, or of the comparison's directory.
         name: name of the W&B run; null is METHOD-SEED, or the name of a compared run's directory.
         patience: seconds to wait for the W&B server at the start and at the end of a run.
+        logger: any Lightning logger, or several, by class_path and init_args: the same curves.
     """
 
     wandb: Mode | bool = "auto"
@@ -51,14 +57,66 @@ class Track:
     group: str | None = None
     name: str | None = None
     patience: Positive = 30.0
+    logger: Any = None
+
+
+class Logger(Protocol):
+    """What is asked of a Lightning logger."""
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        """Once, at the beginning."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """The curves of a round."""
+
+    def save(self) -> None:
+        """Write what is still in memory."""
+
+    def finalize(self, status: str) -> None:
+        """Nothing more comes."""
+
+
+class Loggers(Watcher):
+    """Loggers that follow the rounds; one that fails is said in one line and asked no more."""
+
+    def __init__(self, loggers: Iterable[Logger], say: Callable[[str], None]) -> None:
+        self._loggers, self._say = list(loggers), say
+
+    def start(self, config: Json, lines: Sequence[Json]) -> None:
+        """The configuration, and the rounds that were played before."""
+        self._each(lambda logger: logger.log_hyperparams(dict(config)))
+        for line in lines:
+            self.round_done(line)
+
+    def round_done(self, record: Json) -> None:
+        """The curves of a round, on disk or on their way."""
+        told = curves(record)
+        self._each(lambda logger: logger.log_metrics(told, record["round"]))
+        self._each(lambda logger: logger.save())
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._each(lambda logger: logger.finalize("success"))
+        self._loggers = []
+
+    def _each(self, ask: Callable[[Logger], None]) -> None:
+        for logger in list(self._loggers):
+            try:
+                ask(logger)
+            except Exception as error:  # noqa: BLE001  (a logger is anybody's code)
+                self._loggers.remove(logger)
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                self._say(f"{type(logger).__name__} stopped following ({why}); training goes on")
 
 
 class Tracker(Watcher):
-    """The records of one run: every round to metrics.jsonl and log.txt, then to W&B."""
+    """The records of one run: every round to metrics.jsonl, then to W&B and other loggers."""
 
     def __init__(self, track: Track, run_dir: Path, say: Callable[[str], None]) -> None:
         self._track, self._run_dir, self._say = track, run_dir, say
         self._run: Run | None = None
+        chosen = track.logger if isinstance(track.logger, list) else [track.logger]
+        self._loggers = Loggers([one for one in chosen if one is not None], say)
         self._file = run_dir / "wandb.json"
         self._id, self._sent = self._remembered()
 
@@ -81,25 +139,27 @@ class Tracker(Watcher):
         self._open({"config": dict(config), "group": group, "name": name})
         for record in records:
             self._mirror(record)
+        self._loggers.start(config, records)
 
     def round_done(self, record: Json) -> None:
         """The line of the round, on disk before anybody else sees it."""
         run_dir.append_record(self._run_dir, record)
         self._mirror(record)
+        self._loggers.round_done(record)
 
     def finish(self, results: Json, figures: Sequence[Path]) -> None:
-        """Hand over the figures and the numbers of results.json that are not curves, and close."""
-        numbers = {key: value for key, value in results.items() if key not in CURVES}
+        """Hand over the figures and what the run reached, and close."""
         if self._run is not None:
             with self._forgiving("did not get the figures"):
                 from wandb import Image
 
                 self._run.log({f"figures/{path.stem}": Image(str(path)) for path in figures})
-                self._run.summary.update(run_dir.numbers(numbers))
+                self._run.summary.update(ends(results))
         self.close()
 
     def close(self) -> None:
-        """Close the W&B run; what could not be uploaded stays on disk for `wandb sync`."""
+        """Close all; what could not be uploaded to W&B stays on disk for `wandb sync`."""
+        self._loggers.close()
         run, self._run = self._run, None
         if run is not None:
             with self._forgiving("did not close"):
@@ -114,7 +174,7 @@ class Tracker(Watcher):
             self._sent = record["round"]
             run_dir.write_json(self._file, {"id": self._id, "last": self._sent})
             with self._forgiving("stopped following"):
-                self._run.log(run_dir.numbers(record))
+                self._run.log(curves(record))
 
     def _open(self, named: Json) -> None:
         """Online if that is wished and the server answers, else offline.
@@ -155,6 +215,40 @@ class Tracker(Watcher):
             self._run = None
             why = f"{type(error).__name__}: {KEY.sub('***', ' '.join(str(error).split()))[:200]}"
             self._say(f"W&B {trouble} ({why}); training goes on, metrics.jsonl has everything")
+
+
+def curves(record: Json) -> dict[str, float]:
+    """One round as numbers with names: how many clients, not which; medians, not whole bands."""
+    found: dict[str, float] = {"round": record["round"], "images": record.get("samples", 0)}
+    found |= _named({key: record.get(key) for key in SHOWN})
+    found |= {f"clients/{kind}": len(record.get(kind) or ()) for kind in COUNTED}
+    found |= {f"MB/{way}": _megabytes(record, way) for way in ("up", "down")}
+    for place, task in enumerate(record.get("tasks") or (), start=1):
+        for regime in REGIMES if task else ():
+            found[f"{regime}/task_{place}"] = task[regime]["accuracy"]
+    scales = (record.get("posterior") or {}).get("scale", {})
+    return found | {f"posterior/{site}_scale": middle for site, (_, middle, _) in scales.items()}
+
+
+def _megabytes(record: Json, way: str) -> float:
+    return float(sum(record.get(f"bytes_{way}", {}).values()) / 1e6)
+
+
+def ends(results: Json) -> dict[str, float]:
+    """The numbers of a finished run that fit into one line of a table of runs."""
+    regimes = {name: {end: results.get(name, {}).get(end) for end in ENDS} for name in REGIMES}
+    return _named({**regimes, **{cost: results.get(cost) for cost in COSTS}})
+
+
+def _named(parts: Json, prefix: str = "") -> dict[str, float]:
+    """Nested numbers as one level of `a/b` names; what is not there is left out."""
+    found: dict[str, float] = {}
+    for key, value in parts.items():
+        if isinstance(value, Mapping):
+            found |= _named(value, f"{prefix}{key}/")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def _mode(track: Track) -> str:

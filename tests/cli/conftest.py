@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedbnn.report import figures
-from fedbnn.report.tables import Runs, Varied
+from fedbnn.report.values import Runs, Varied
 from tests.cli.command import TINY, fedbnn
 
 

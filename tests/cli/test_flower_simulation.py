@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import command, environment, final, process
+from tests.cli.command import command, descendants, environment, final, process
 
 pytest.importorskip("ray", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
@@ -59,12 +59,3 @@ def test_a_simulated_run_that_is_stopped_leaves_nothing_behind_and_goes_on(home:
         time.sleep(0.2)
     assert process(home, "--resume", "ray", "--engine", "serial").returncode == 0
     assert final(home / "ray") == final(home / "serial")
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes below one, as they are now."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *descendants(child)]
-    return found

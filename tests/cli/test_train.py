@@ -165,11 +165,13 @@ def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(
     assert fedbnn("train", "--config", "tiny.yaml", "--dry_run") == 0
     shown = capsys.readouterr().out
     assert printable(shown)
-    for words in ("Schedule", "classes 0-4", "classes 5-9", "picture  tiny-schedule.png"):
+    for words in ("Schedule", "classes 0-4", "classes 5-9", "picture  runs/tiny-schedule.png"):
         assert words in shown
     kept = [path for path in files(home) if not path.startswith("data/.cache/")]
-    assert kept == ["tiny-schedule.png", "tiny.yaml"]
-    with Image.open(home / "tiny-schedule.png") as picture:
+    assert kept == ["runs/tiny-clients.gif", "runs/tiny-schedule.png", "tiny.yaml"]
+    with Image.open(home / "runs" / "tiny-clients.gif") as picture:
+        assert picture.n_frames > 1
+    with Image.open(home / "runs" / "tiny-schedule.png") as picture:
         assert min(picture.size) > 100
         assert len(set(picture.convert("L").tobytes())) > 10
 

@@ -41,7 +41,10 @@ def federation(
 
 small = st.binary(max_size=300)
 numbers = st.floats(0, 1e6)
-results = st.builds(FitResult, st.integers(0, 9), small, st.none() | small, numbers, numbers)
+measures = st.dictionaries(st.sampled_from(["loss", "kl"]), numbers)
+results = st.builds(
+    FitResult, st.integers(0, 9), small, st.none() | small, numbers, numbers, measures
+)
 failures = st.builds(Failure, st.integers(0, 9), st.text(max_size=400))
 orders = st.builds(Order, st.integers(0, 9), st.text(), small, st.none() | small, numbers)
 
@@ -208,3 +211,26 @@ def test_a_site_whose_app_cannot_start_serves_nobody() -> None:
     assert reasons(engine, [0]) == {0: "no site served it for 0.2 s"}
     grid.nodes[2] = {}
     assert reasons(engine, [0]) == {0: None}
+
+
+def test_an_order_of_an_earlier_round_is_answered_late_and_its_client_not_asked_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[Message] = []
+
+    def holds(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+        if wire.read_order(order.content).client == 0 and not held:
+            held.append(reply)
+            return []
+        return [reply]
+
+    monkeypatch.setattr(flower, "LAUNCH_SECONDS", 0.0)
+    grid, engine = federation(ANY, holds, deadline=0.3, late=5)
+    assert reasons(engine, [0, 3]) == {0: "no answer in time", 3: None}
+    assert reasons(engine, [0, 3]) == {0: "is still busy with an earlier round", 3: None}
+    grid.replies[held[0].metadata.reply_to_message_id] = [crossed(held[0])]
+    answers = by_client(engine.gather(b"third", [3], nothing))
+    assert isinstance(answers[0], FitResult)
+    assert answers[0].late
+    assert answers[0].update.startswith(b"order|0|")
+    assert reasons(engine, [0, 3]) == {0: None, 3: None}

@@ -251,13 +251,3 @@ def test_nothing_but_errors_of_wandb_is_forgiven(run_dir, lines, monkeypatch) ->
     with pytest.raises(KeyboardInterrupt):
         tracker.round_done(lines[0])
     handle.finish()
-
-
-def test_nested_records_become_flat_names() -> None:
-    record = {
-        "round": 1,
-        "fon": {"task_aware": 2.0},
-        "tasks": [None, {"chance": 50.0}],
-        "nothing": None,
-    }
-    assert records.numbers(record) == {"round": 1, "fon/task_aware": 2.0, "tasks/1/chance": 50.0}

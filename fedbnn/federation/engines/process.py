@@ -188,10 +188,10 @@ class Peer:
             case ["failure", int(who), str(reason)] if who == client:
                 return Failure(client, reason)
             case ["result", int(who), dict(said), int(size), int() | None as kept]:
-                if who == client and (measured := _measured(said)):
+                if who == client and (numbers := measured(said)):
                     update = self._blob(size, self._max_megabytes)
                     own = None if kept is None else self._blob(kept, MAX_PRIVATE_MB)
-                    return FitResult(client, update, own, *measured)
+                    return FitResult(client, update, own, *numbers)
         raise ValueError(BABBLE)
 
     def _blob(self, size: int, megabytes: float) -> bytes:
@@ -249,7 +249,7 @@ class Peer:
         self._connection.close()
 
 
-def _measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
+def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
     """Seconds, those of computing, and what training looked like; None unless all are numbers."""
     match said:
         case {"seconds": float(seconds), "inner": float(inner), **train}:

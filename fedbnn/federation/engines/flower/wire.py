@@ -7,12 +7,12 @@ need not be believed: whatever has another form than expected is `Babble`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedbnn.federation.engines import Answer
+from fedbnn.federation.engines.process import measured
 from fedbnn.messages import Failure, FitResult
 
 HEAD, BYTES, RAW = "head", "bytes", "fedbnn.bytes"
@@ -55,7 +55,8 @@ def answer_records(answer: Answer) -> RecordDict:
     """The answer of a client as it is sent."""
     if isinstance(answer, Failure):
         return _records({"client": answer.client, "failure": answer.reason[:LONGEST]}, {})
-    head = {"client": answer.client, "seconds": answer.seconds, "inner": answer.inner}
+    said = {"seconds": answer.seconds, "inner": answer.inner, **answer.train}
+    head = {"client": answer.client, **said}
     return _records(head, {"update": answer.update, "private": answer.private})
 
 
@@ -65,9 +66,9 @@ def read_answer(records: RecordDict, client: int) -> Answer:
     match _head(records):
         case {"client": int(who), "failure": str(reason)} if who == client:
             return Failure(client, reason[:LONGEST])
-        case {"client": int(who), "seconds": float(seconds), "inner": float(inner)}:
-            if who == client and "update" in blobs and isfinite(seconds + inner):
-                return FitResult(client, blobs["update"], blobs.get("private"), seconds, inner)
+        case {"client": int(who), **said} if who == client and "update" in blobs:
+            if numbers := measured(said):
+                return FitResult(client, blobs["update"], blobs.get("private"), *numbers)
     raise Babble("its site broke the protocol")
 
 

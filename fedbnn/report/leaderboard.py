@@ -1,0 +1,125 @@
+"""One board of finished runs: what every method reaches on every stream, and what it takes.
+
+Runs of one method on one stream that differ in nothing but the seed are one line. A stream has a
+table of its own: numbers of different streams are not to be compared.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from fedbnn.config import yaml
+from fedbnn.errors import RunDirectoryError
+from fedbnn.report import page, tables
+from fedbnn.report.values import Path as Place
+from fedbnn.report.values import Results, Runs, Table, by_method
+from fedbnn.storage.files import Damaged, read_json, write_atomic
+from fedbnn.storage.run_dir import flat
+
+COLUMNS: dict[str, Place] = {
+    "aware @TS": ("task_aware", "avg_ts"),
+    "aware @Fin": ("task_aware", "avg_fin"),
+    "agnostic @TS": ("class_agnostic", "avg_ts"),
+    "agnostic @Fin": ("class_agnostic", "avg_fin"),
+    "forgetting": ("class_agnostic", "forgetting"),
+    "ECE": ("class_agnostic", "ece"),
+    "MB": ("costs", "MB"),
+    "seconds": ("costs", "seconds"),
+}
+WORDS = ("seeds", "stored images", "told boundaries", "commit", "command")
+WHERE = ("track", "engine", "beside", "stream.data_dir", "stream.cache_dir", "stream.download")
+NOTES = (
+    "forgetting and ECE are class-agnostic",
+    "MB: up and down, of a whole run",
+    "seconds: only of runs that had the machine for themselves",
+)
+Commands = Callable[[str, Runs], str]
+
+
+def find(places: Sequence[Path]) -> list[Path]:
+    """The finished runs at these places and below them."""
+    found = [path.parent for place in places for path in sorted(place.rglob("results.json"))]
+    if not found:
+        fix = "give directories of finished runs, or directories that hold them"
+        raise RunDirectoryError("no finished run", ", ".join(map(str, places)), fix)
+    return list(dict.fromkeys(found))
+
+
+def write(run_dirs: Sequence[Path], directory: Path, command: Commands) -> Path:
+    """leaderboard.md and leaderboard.csv of finished runs; `command` says how to repeat a line."""
+    made = boards(run_dirs, command)
+    texts = {"md": "\n".join(map(page.markdown, made)), "csv": page.comma_separated(made)}
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind, text in texts.items():
+        write_atomic(directory / f"leaderboard.{kind}", text.encode())
+    return directory / "leaderboard.md"
+
+
+def boards(run_dirs: Sequence[Path], command: Commands) -> list[Table]:
+    """A table for each stream, the best line first."""
+    streams: dict[str, list[Results]] = {}
+    for run_dir in run_dirs:
+        run = page.results_of(run_dir)
+        config = yaml.read(run_dir / "config.yaml")
+        own = {**run, "run_dir": run_dir, "config": dict(flat(config)), "costs": _costs(run)}
+        streams.setdefault(run["scenario"], []).append(own)
+    return [_board(stream, _labelled(runs), command) for stream, runs in streams.items()]
+
+
+def _costs(run: Results) -> dict[str, float | None]:
+    sent = (run["bytes_up"] + run["bytes_down"]) / 1e6
+    return {"MB": sent, "seconds": run["seconds"] if run.get("quiet") else None}
+
+
+def _labelled(runs: Runs) -> list[Results]:
+    """The runs; where one method stands with several settings, they follow its name."""
+    found: list[Results] = []
+    for method, mine in by_method(runs).items():
+        settings = [_settings(run) for run in mine]
+        keys = dict.fromkeys(key for one in settings for key in one)
+        varied = [key for key in keys if len({one.get(key, "–") for one in settings}) > 1]
+        for run, own in zip(mine, settings, strict=True):
+            said = ", ".join(f"{key.rpartition('.')[2]} {own.get(key, '–')}" for key in varied)
+            name = f"{method} ({said})" if said else method
+            found.append({**run, "base": method, "method": name})
+    return found
+
+
+def _settings(run: Results) -> dict[str, str]:
+    """Settings that change the result, without the seed."""
+    skip = (*page.OWN, *WHERE)
+    pairs = run["config"].items()
+    return {k: str(v) for k, v in pairs if not f"{k}.".startswith(tuple(f"{s}." for s in skip))}
+
+
+def _board(stream: str, runs: Runs, command: Commands) -> Table:
+    """The lines of one stream, highest class-agnostic accuracy at the end first."""
+    grouped = by_method(runs)
+    table = tables.by_columns(f"{stream}, in percent", runs, COLUMNS)
+    height = table.heads.index("agnostic @Fin") - 1
+    rows = [
+        replace(row, words=_words(mine, command))
+        for row, mine in zip(table.rows, grouped.values(), strict=True)
+    ]
+    rows.sort(key=lambda row: -(row.cells[height].value or 0.0))
+    notes = (*table.notes, tables.EXPLAINED, *NOTES)
+    return Table(table.title, (*table.heads, *WORDS), tuple(rows), notes)
+
+
+def _words(runs: Runs, command: Commands) -> tuple[str, ...]:
+    """What stands behind a line: seeds, images of the past, hints, the source, how to repeat it."""
+    first = runs[0]
+    seeds = ", ".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
+    told = first["notes"].get("consolidation") == "at task ends"
+    commits = dict.fromkeys(_commit(run["run_dir"]) for run in runs)
+    stored, hints = str(first["replay_images"]), "yes" if told else "no"
+    return seeds, stored, hints, ", ".join(commits), f"`{command(first['base'], runs)}`"
+
+
+def _commit(run_dir: Path) -> str:
+    """The source a run was made with, short; with a star if it was changed."""
+    commit = "–"
+    with suppress(Damaged):
+        commit = str(read_json(run_dir / "env.json").get("commit") or commit)
+    return commit[:7] + ("*" if commit.endswith("-dirty") else "")

@@ -1,0 +1,178 @@
+"""A late factor is not lost: folded later it gives the posterior it would have given in time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from datamodules.stream import FederatedStream
+from fedbnn.defense.gate import Gate
+from fedbnn.errors import ConfigError
+from fedbnn.federation import late, server
+from fedbnn.federation.engines import Engine, Private
+from fedbnn.federation.late import Late
+from fedbnn.federation.server import Federation
+from fedbnn.messages import Failure, FitInstruction, FitResult, Refused, Update, read_update
+from fedbnn.methods import FedAvg, FedBNN, Method
+from fedbnn.seeds import generator
+from fedbnn.state import State
+from tests.core.playing import FAST, Federate, Short, sha
+
+ROUNDS = 6
+PRODUCT = FedBNN(fold_by="product", r_init=0)
+Answer = FitResult | Failure
+
+
+def likelihood(answer: Answer) -> Answer:
+    """The conjugate case: a factor that is the same whatever the prior."""
+    if isinstance(answer, Failure):
+        return answer
+    update = read_update(answer.update)
+    random = generator(0, "likelihood", update.round, update.client)
+    tensors = {
+        name: torch.rand(value.shape, generator=random) if "precision" in name else value * 0
+        for name, value in update.tensors.items()
+    }
+    for name in [name for name in tensors if "info" in name]:
+        tensors[name] = torch.randn(tensors[name].shape, generator=random)
+    return replace(answer, update=replace(update, tensors=tensors).to_bytes())
+
+
+class Slow:
+    """An engine whose client needs so many rounds for what it was asked in one of them."""
+
+    def __init__(self, engine: Engine, round: int, client: int, delay: int, stop: int = 0) -> None:
+        self.engine, self.slow, self.comes, self.stop = engine, (round, client), round + delay, stop
+        self.held: list[Answer] = []
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        number = FitInstruction.from_bytes(payload).round
+        if number == self.stop:
+            raise KeyboardInterrupt
+        for answer in map(likelihood, self.engine.gather(payload, clients, private)):
+            if (number, answer.client) == self.slow and self.comes > number:
+                self.held.append(answer)
+                yield Failure(answer.client, "no answer in time")
+            else:
+                yield answer
+        if number == self.comes:
+            for one in self.held:
+                assert isinstance(one, FitResult)
+                yield replace(one, late=True)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.fixture
+def stream(digits: FederatedStream) -> Short:
+    return Short(digits, ROUNDS)
+
+
+@pytest.fixture
+def slow(stream: Short) -> tuple[int, int]:
+    """A round, and a client of it that takes no part in the two rounds after it."""
+    for number in range(1, ROUNDS - 2):
+        later = {*stream.participants(number + 1), *stream.participants(number + 2)}
+        for client in stream.participants(number):
+            if client not in later:
+                return number, client
+    raise AssertionError("everybody always takes part")
+
+
+Play = Callable[..., tuple[Federation, State]]
+
+
+@pytest.fixture
+def play(federate: Federate, stream: Short, slow: tuple[int, int]) -> Play:
+    """A federation with one slow client, and the state it ends with."""
+
+    def played(delay: int, stop: int = 0, **parts: object) -> tuple[Federation, State]:
+        how = {"gate": Gate(influence_cap=None), "late": Late("fold"), **parts}
+        federation, initial = federate(PRODUCT, local=FAST, stream=stream, **how)
+        engine = Slow(federation.engine, *slow, delay, stop)
+        federation = replace(federation, engine=engine)
+        try:
+            return federation, server.run(federation, initial)
+        except KeyboardInterrupt:
+            return federation, initial
+
+    return played
+
+
+def test_late_or_on_time_gives_the_same_posterior(play: Play, slow: tuple[int, int]) -> None:
+    _, on_time = play(delay=0)
+    federation, folded_later = play(delay=1)
+    assert on_time.classes == folded_later.classes
+    for name, tensor in on_time.tensors.items():
+        torch.testing.assert_close(folded_later[name], tensor, rtol=1e-5, atol=1e-6)
+    _, lost = play(delay=1, late=Late("refuse"))
+    assert not torch.allclose(lost["backbone"], on_time["backbone"], rtol=1e-3)
+    assert federation.ledger.late(slow[0] + 2).keys() == {slow[1]}
+
+
+def test_a_round_played_again_finds_the_late_answer_where_it_was(
+    play: Play, slow: tuple[int, int]
+) -> None:
+    _, unbroken = play(delay=1)
+    stopped, _ = play(delay=1, stop=slow[0] + 2)
+    assert stopped.ledger.round == slow[0] + 1
+    _, resumed = play(delay=0, ledger=stopped.ledger)
+    assert sha(resumed) == sha(unbroken)
+
+
+class Noted:
+    """A watcher that keeps the records."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, dict[str, dict[str, object]]] = {}
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None: ...
+
+    def client_done(self, client: int) -> None: ...
+
+    def round_done(self, record: dict[str, object]) -> None:
+        self.records[record["round"]] = record  # type: ignore[index, assignment]
+
+
+def test_a_late_client_is_on_record_with_its_staleness(play: Play, slow: tuple[int, int]) -> None:
+    noted, (number, client) = Noted(), slow
+    play(delay=1, watchers=[noted])
+    assert str(client) in noted.records[number]["failed"]
+    assert [one["late"] for one in noted.records.values() if one["late"]] == [{str(client): 2}]
+    assert noted.records[number + 2]["late"] == {str(client): 2}
+
+
+def test_what_comes_too_late_is_refused_by_name(play: Play, slow: tuple[int, int]) -> None:
+    noted, (number, client) = Noted(), slow
+    play(delay=1, watchers=[noted], late=Late("fold", max_staleness=1))
+    assert noted.records[number + 1]["refused"] == {str(client): "2 rounds late, the most is 1"}
+
+
+UPDATE = Update("run", 3, "train", 5, "asked", 1, {}, {"x": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prior": "another"}, "not an answer to what was asked in round 3"),
+        ({"round": 2}, "not an answer to what was asked in round 2"),
+        ({"exchange": "statistics"}, "not an answer to train"),
+        ({"client": 6}, "not an answer to train"),
+        ({}, "4 rounds late, the most is 3"),
+    ],
+)
+def test_only_what_was_asked_may_come_late(change: dict[str, object], reason: str) -> None:
+    answer = FitResult(5, replace(UPDATE, **change).to_bytes(), late=True)  # type: ignore[arg-type]
+    late.check(FitResult(5, UPDATE.to_bytes()), {3: "asked"}, folded=6, most=3)
+    with pytest.raises(Refused, match=reason):
+        late.check(answer, {3: "asked"}, folded=7, most=3)
+
+
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedBNN(fold_by="moments"), FedBNN(share="backbone_only")], ids=str
+)
+def test_only_factors_can_wait(federate: Federate, method: Method) -> None:
+    with pytest.raises(ConfigError, match="only factors can be folded late"):
+        federate(method, late=Late("fold"))

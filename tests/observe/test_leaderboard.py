@@ -1,0 +1,101 @@
+"""The board of finished runs: a line a method and its settings, with how to repeat it."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbnn.errors import RunDirectoryError
+from fedbnn.report import leaderboard
+from fedbnn.report.values import Runs
+
+Grid = list[dict]
+
+
+def stored(root: Path, run: dict, **settings: object) -> Path:
+    """A finished run in a directory."""
+    run_dir = root / f"{run['scenario']}-{run['method']}-{run['seed']}-{len(list(root.iterdir()))}"
+    run_dir.mkdir()
+    (run_dir / "results.json").write_text(json.dumps(run))
+    (run_dir / "diagnostics.json").write_text("{}")
+    (run_dir / "env.json").write_text('{"commit": "0123456789abcdef-dirty"}')
+    config = {"name": run["scenario"], "seed": run["seed"], "run_dir": None, **settings}
+    (run_dir / "config.yaml").write_text(json.dumps({**config, "method": {"name": run["method"]}}))
+    return run_dir
+
+
+def command(method: str, runs: Runs) -> str:
+    return f"repeat {method} x{len(runs)}"
+
+
+@pytest.fixture
+def runs(grid: Grid, tmp_path: Path) -> Path:
+    """Three methods by three seeds on one stream, and one run on another."""
+    for run in grid:
+        stored(tmp_path, run, client={"lr": 0.1})
+    stored(tmp_path, {**grid[0], "scenario": "another"})
+    return tmp_path
+
+
+def test_a_stream_is_a_table_and_a_method_a_line_highest_first(runs: Path, grid: Grid) -> None:
+    first, second = leaderboard.boards(leaderboard.find([runs]), command)[::-1]
+    assert first.title == "toy, three tasks, in percent"
+    assert second.title == "another, in percent"
+    assert len(first.rows) == 3
+    place = first.heads.index("agnostic @Fin") - 1
+    heights = [row.cells[place].value for row in first.rows]
+    assert heights == sorted(heights, reverse=True)
+    mine = [run["class_agnostic"]["avg_fin"] for run in grid if run["method"] == "fedavg"]
+    row = next(row for row in first.rows if row.name == "fedavg")
+    assert row.cells[place].value == pytest.approx(sum(mine) / 3)
+    assert row.cells[place].spread is not None
+    assert row.words == ("0, 1, 2", "0", "no", "0123456*", "`repeat fedavg x3`")
+    assert len(row.cells) + len(row.words) == len(first.heads) - 1
+
+
+def test_settings_that_differ_are_lines_of_their_own_and_are_named(
+    grid: Grid, tmp_path: Path
+) -> None:
+    for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.3)):
+        stored(tmp_path, grid[3 + seed], client={"lr": rate}, track={"name": f"x{rate}"})
+    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    assert {row.name: row.words[0] for row in board.rows} == {
+        "fedavg (lr 0.1)": "0, 1",
+        "fedavg (lr 0.3)": "0",
+    }
+
+
+def test_told_boundaries_and_stored_images_are_said(grid: Grid, tmp_path: Path) -> None:
+    stored(tmp_path, {**grid[0], "notes": {"consolidation": "at task ends"}})
+    stored(tmp_path, grid[-1])
+    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    said = {row.name: row.words[1:3] for row in board.rows}
+    assert said == {"fedbnn": ("0", "yes"), "fcil [200]": ("200", "no")}
+    assert not any(cell.best for row in board.rows if "fcil" in row.name for cell in row.cells)
+
+
+def test_seconds_of_a_busy_machine_are_left_out(grid: Grid, tmp_path: Path) -> None:
+    stored(tmp_path, grid[0])
+    stored(tmp_path, {**grid[3], "quiet": False})
+    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    place = board.heads.index("seconds") - 1
+    assert {row.name: row.cells[place].text() for row in board.rows} == {
+        "fedbnn": "18.0",
+        "fedavg": "–",
+    }
+
+
+def test_the_board_is_markdown_and_csv(runs: Path) -> None:
+    path = leaderboard.write(leaderboard.find([runs]), runs / "made", command)
+    rows = [line for line in path.read_text().splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 2 + 3 + 2 + 1
+    with path.with_suffix(".csv").open() as file:
+        commands = [row["value"] for row in csv.DictReader(file) if row["column"] == "command"]
+    assert "`repeat fcil x3`" in commands
+
+
+def test_nothing_to_show_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no finished run"):
+        leaderboard.find([tmp_path])
