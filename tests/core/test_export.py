@@ -32,7 +32,7 @@ from tests.core.predictors import (
     state_of,
 )
 
-FULL = GaussianHead(0.8, 0.6, 0.02, False, 2.0, 0.3, "frequency")
+FULL = GaussianHead(0.8, 0.6, 0.02, False, temperature=2.0, prototypes=0.3, prior="frequency")
 
 
 def forged(folder: Path, **changes: Any) -> None:
@@ -111,9 +111,14 @@ def test_the_look_of_images_is_saved(tmp_path: Path) -> None:
     assert (look.mean, look.deviation) == (LOOK.mean, LOOK.deviation)
 
 
+def plain_model(folder: Path) -> fedbnn.export.Model:
+    """A small model, saved and loaded."""
+    backbone = MLP(SHAPE, (5,))
+    return saved(folder, backbone, state_of(backbone))
+
+
 def test_an_image_is_the_same_however_it_is_given(tmp_path: Path) -> None:
-    saved(tmp_path, state_of(True), LinearHead())
-    model, pixels = load(tmp_path), images(4).pixels
+    model, pixels = plain_model(tmp_path), images(4).pixels
     wanted = model.predict(pixels).probabilities
     colour = pixels.shape[1] == 3
     pictures = [Image.fromarray(one.permute(1, 2, 0).squeeze().numpy()) for one in pixels]
@@ -142,15 +147,14 @@ def test_an_image_is_the_same_however_it_is_given(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_image_is_refused_in_one_line(tmp_path: Path, given: Any, said: str) -> None:
-    saved(tmp_path, state_of(True), LinearHead())
     with pytest.raises(DataError) as failure:
-        load(tmp_path).predict(given)
+        plain_model(tmp_path).predict(given)
     assert said in str(failure.value)
 
 
 @pytest.mark.parametrize("name", ["os:getcwd", "subprocess:run", "builtins:print", "torch:load"])
 def test_a_card_cannot_make_loading_call_what_is_no_network(tmp_path: Path, name: str) -> None:
-    saved(tmp_path, state_of(True), LinearHead())
+    plain_model(tmp_path)
     forged(tmp_path, network={"name": name, "options": {"args": ["touch", str(tmp_path / "x")]}})
     with pytest.raises(RunDirectoryError, match="is no network"):
         load(tmp_path)
