@@ -59,6 +59,17 @@ def test_the_superlink_restarted_finds_its_sites_and_the_run_goes_on(
     assert final(machines.home / "relinked") == expected, said
 
 
+def test_a_client_that_hangs_is_named_and_the_others_go_on(machines: Machines) -> None:
+    words = "--config small.yaml --run_dir hangs --gate.quorum 0.5 --gate.deadline_seconds 60"
+    machines.run(words, wait=False)
+    machines.committed("hangs", 1)
+    (stuck,) = until("an order", lambda: machines.pids("site1", "flwr-clientapp"))
+    os.kill(stuck, signal.SIGSTOP)
+    machines.finished("hangs")
+    os.kill(stuck, signal.SIGKILL)
+    assert "client 1 failed: " in machines.log("hangs")
+
+
 def test_two_sites_that_claim_one_client_are_named_and_the_others_go_on(
     machines: Machines,
 ) -> None:
