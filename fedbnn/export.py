@@ -37,7 +37,7 @@ from fedbnn.storage import files, run_dir
 
 FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"
 _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
-KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "buffers")
+KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
 LONGEST_SIDE = 4096

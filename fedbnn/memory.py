@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-KEEP_BYTES, GROWTH = 2**30, 1.1
+KEEP_BYTES = 2**30
 
 
 def keep() -> bool:
@@ -22,15 +22,10 @@ def keep() -> bool:
     return bool(adjust and adjust(_MMAP_MAX, 0) and adjust(_TRIM_THRESHOLD, KEEP_BYTES))
 
 
-def trim(least: float = 0.0) -> float:
-    """Return what is free if more is resident than a tenth above `least`, the answer last time.
-
-    For the end of a round. Start with `inf`.
-    """
-    now, give_back = resident(), _glibc("malloc_trim")
-    if give_back and now > GROWTH * least:
+def trim() -> None:
+    """Return what is free, for the end of a round."""
+    if give_back := _glibc("malloc_trim"):
         give_back(0)
-    return min(least or now, now)
 
 
 def resident(process: int | str = "self") -> float:

@@ -152,10 +152,11 @@ NETWORKS: Mapping[str, Callable[..., Backbone]] = {
 
 
 class Classifier(nn.Module):
-    """A backbone and one linear row per class; returns logits."""
+    """A backbone and one linear row per class; returns logits, on top of a `prior_mean` if any."""
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
+        self.prior_mean: Callable[[Tensor], Tensor] | None = None
         self.backbone = backbone
         self.head = nn.Linear(int(backbone.width), classes)  # type: ignore[arg-type]
 
@@ -166,4 +167,5 @@ class Classifier(nn.Module):
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
         features = self.backbone(images)
-        return features, self.head(features)
+        logits = self.head(features)
+        return features, logits if self.prior_mean is None else logits + self.prior_mean(images)

@@ -5,13 +5,14 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.heads import gaussian, prototypes
+from fedbnn.heads import ExactHead, Head, exact, gaussian, prototypes
 from fedbnn.heads.prototypes import Assembly
+from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
@@ -33,12 +34,14 @@ class ClientRunner:
         backbone: nn.Module,
         layout: Layout,
         method: Method,
+        head: Head,
         local: LocalTraining,
         trainer: Mapping[str, Any],
         seed: int,
     ) -> None:
         memory.keep()
         self.stream, self.backbone, self.layout, self.method = stream, backbone, layout, method
+        self.head = head
         self.local, self.trainer, self.seed = local, ClientTrainer(trainer), seed
         self.posterior: PosteriorFit | None = None
         self._read: tuple[bytes, FitInstruction, str] | None = None
@@ -82,6 +85,8 @@ class ClientRunner:
         """Local training: points, or variational inference once the state is a posterior."""
         assembly = self._assembled(assignment)
         network = self.layout.classifier(self.backbone, assembly.rows)
+        state = assignment.instruction.state
+        network.prior_mean = exact.PriorMean.of(self.head, state, assembly.classes)
         labelled = data.with_images(assignment.images.among(assembly.classes))
         settings = (self.method, self.local, self.trainer)
         fit = Fit(assignment, assembly, network, labelled, *settings)
@@ -96,12 +101,20 @@ class ClientRunner:
         """A later exchange of the round: something is measured under the newest weights."""
         began, state = perf_counter(), assignment.instruction.state
         if assignment.instruction.exchange == gaussian.EXCHANGE:
-            found = gaussian.measure(self.backbone, self.layout, state, assignment.images)
+            found = self._statistics(state, assignment.images)
         else:
             network = self.layout.classifier(self.backbone, self._assembled(assignment).rows)
             assert self.method.consolidation is not None
             found = self.method.consolidation.measure(assignment, network.eval())
         return Answer(found, None, perf_counter() - began)
+
+    def _statistics(self, state: State, images: ImageSet) -> dict[str, Tensor]:
+        """What the head wants to know of the images."""
+        if not isinstance(self.head, ExactHead):
+            return gaussian.measure(self.backbone, self.layout, state, images)
+        if "backbone" in state:
+            self.layout.write(self.backbone, state["backbone"], state["buffers"])
+        return exact.measure(self.head, self.backbone, images)
 
     def _assembled(self, assignment: Assignment) -> Assembly:
         """The backbone it was sent put in place, and the prototypes of the client's classifier."""

@@ -129,7 +129,7 @@ class PosteriorFit:
         held = fit.assignment.images.counts()
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
-        self.model.network.requires_grad_(False)
+        self.model.network.requires_grad_(False).prior_mean = fit.network.prior_mean
         if self.model.distillation is not None:
             self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
@@ -138,6 +138,7 @@ class PosteriorFit:
         meter.start()
         posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
         meter.stop()
+        del client.elbo  # as large as the network; a used Trainer keeps its module for a while
         answer = self._answer(fit, prior, posterior)
         return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
+from math import inf
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median, quantiles
@@ -121,7 +122,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
-        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
+        "FedBNN, curvature": step(_bayesian(network, learned=False)),
         "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
@@ -137,7 +138,7 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
 
 
 def _bayesian(
-    network: str, distillation: float = 0.0, learned: bool = False
+    network: str, distillation: float = 0.0, learned: bool = True
 ) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)
@@ -247,7 +248,7 @@ def _batches(stream: Stream, client: Mapping[str, Any], number: int) -> float:
 
 
 def _memory(options: Namespace) -> list[Row]:
-    """Resident memory of a run after each round: after the first ones it should not grow."""
+    """Resident memory of a run at rest after each round: after the first it should not grow."""
     words = _words(options, {**_short_tasks(options), "evaluate.every": "1"})
     with TemporaryDirectory() as folder:
         resident, peak = _watched(words, Path(folder) / "run")
@@ -258,18 +259,19 @@ def _memory(options: Namespace) -> list[Row]:
 
 
 def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
-    """MiB that a run in its own process holds after each round, and its peak."""
+    """MiB that a run in its own process holds after each round, at the least, and its peak."""
     command = [sys.executable, "-m", "fedbnn", "train", "--run_dir", str(run), *words]
-    alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, [0.0]
+    alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, dict[int, float]()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone) as process:
         while process.poll() is None:
-            done = max(rounds(run), default=0)
-            resident += [memory.resident(process.pid) / 2**20] * (done - len(resident) + 1)
+            done, now = max(rounds(run), default=0), memory.resident(process.pid) / 2**20
+            resident[done] = min(resident.get(done, inf), now or inf)
             sleep(LOOK_SECONDS)
     if process.returncode:
         what = f"the run to be measured ended with exit code {process.returncode}"
         raise FederationError(what, fix="its error stands above")
-    return resident[1:], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
+    resident.pop(0, None)
+    return [*resident.values()], getrusage(RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def interleaved(work: Mapping[str, Callable[[], object]], repeats: int, warm: int = 2) -> Seconds:

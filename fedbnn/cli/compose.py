@@ -128,9 +128,8 @@ def _parts(parsed: Parsed) -> Parts:
 
 def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
     """The client's side, with these parts."""
-    stream, backbone, layout, method, _ = parts
     local, trainer = parsed.build("client"), parsed.build("trainer")
-    return ClientRunner(stream, backbone, layout, method, local, trainer, parsed["seed"])
+    return ClientRunner(*parts, local, trainer, parsed["seed"])
 
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from time import perf_counter, process_time
 from typing import Any
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate, Spec
 from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
-from fedbnn.heads import GaussianHead, Head
+from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
+from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
+from fedbnn.messages import FitInstruction, FitResult, Refused, is_receipt, read_update
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.base import Consolidation
@@ -31,7 +31,7 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
-Exchange = Aggregator | StatisticsAggregator
+Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,20 @@ class Federation:
     def __post_init__(self) -> None:
         if self.late.late == "fold":
             late.only_factors(self.method)
-        if isinstance(self.head, GaussianHead) and not self.method.shares_prototypes:
-            what = "class posteriors are shared, so they cannot stay on the clients"
-            raise ConfigError(what, "head.name", "use head: linear")
+        _fitting(self.method, self.head)
+
+
+def _fitting(method: Method, head: Head) -> None:
+    """Refuse a head that a method cannot feed."""
+    if not isinstance(head, LinearHead) and not method.shares_prototypes:
+        what = "class posteriors are shared, so they cannot stay on the clients"
+        raise ConfigError(what, "head.name", "use head: linear")
+    if not method.trains and not isinstance(head, ExactHead):
+        what = "a method that trains nothing has only class posteriors over fixed features"
+        raise ConfigError(what, "head.name", "use head: exact")
+    if method.trains and isinstance(head, ExactHead) and head.features == "backbone":
+        what = "the features of a backbone that is trained move"
+        raise ConfigError(what, "head.features", "use random_conv, or method: exact")
 
 
 @dataclass
@@ -129,10 +140,9 @@ def run(federation: Federation, initial: State) -> State:
     """Play all rounds that are not committed yet; the state after the last one."""
     committed = federation.ledger.latest()
     state, done = (committed.state, committed.round) if committed else (initial, 0)
-    least = inf
     for number in range(done + 1, federation.stream.rounds + 1):
         state = play(federation, state, number)
-        least = memory.trim(least)
+        memory.trim()
     return state
 
 
@@ -176,18 +186,26 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
     if replay is None:
         return shown
     private = federation.ledger.private(client)
-    return replay.counts(shown, State.from_bytes(private) if private else None)
+    there = private is not None and not is_receipt(client, private)
+    return replay.counts(shown, State.from_bytes(private) if private and there else None)
 
 
 def exchanges(
     federation: Federation, number: int, before: State, started: State
 ) -> Iterator[Exchange]:
-    """The exchanges of a round: training, a consolidation that is due, the class statistics."""
-    yield federation.method.aggregator(started)
+    """The exchanges of a round: training, a consolidation that is due, the class statistics.
+
+    Statistics of features that never move come first: training may start from what they say.
+    """
+    method, head = federation.method, federation.head
+    if isinstance(head, ExactHead):
+        yield ExactAggregator(head, width(head, before))
+    if method.trains:
+        yield method.aggregator(started)
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
-    if isinstance(federation.head, GaussianHead):
-        yield StatisticsAggregator(federation.head, before)
+    if isinstance(head, GaussianHead):
+        yield StatisticsAggregator(head, before)
 
 
 def _due(federation: Federation, number: int) -> Consolidation | None:
@@ -211,6 +229,7 @@ def exchange(
             defect=partial(aggregator.defect, state),
             influence=partial(aggregator.influence, state),
             known=partial(aggregator.known, state),
+            kept=partial(_kept, federation, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
@@ -223,6 +242,16 @@ def exchange(
         privates.drop(client)
     stats.add(candidates)
     return folded
+
+
+def _kept(
+    federation: Federation, state: State, own: State, announced: Mapping[str, int]
+) -> Spec:
+    """What a client may keep: what its method says, or the images it has just trained on."""
+    method = federation.method
+    if method.replay is not None:
+        return method.replay.kept(own, announced, federation.stream.image_shape)
+    return method.kept(own, state, federation.layout)
 
 
 def totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:

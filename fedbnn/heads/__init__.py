@@ -1,13 +1,15 @@
 """What predicts: the prototype of every class, as a linear row or as a posterior in feature space.
 
-The `head:` section of a configuration; training is the same with either.
+A posterior lies among the features of the trained network (`gaussian`), or of one that is never
+trained (`exact`).
+This is the `head:` section of a configuration.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbnn.config.ranges import NonNegative, Positive, UnitInterval
+from fedbnn.config.ranges import Count, NonNegative, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class GaussianHead:
         memory: part of its old weight that the scatter within classes keeps in a round.
         ridge: how strongly the map that carries class posteriors along prefers to stay.
         drift: whether class posteriors are carried along when the backbone moves.
+        shrinkage: how far, at least, the covariance is pulled towards a multiple of the identity.
         temperature: scores of the class posteriors are divided by it.
         prototypes: how much of the linear prototypes' scores is added.
         prior: classes are all alike (`uniform`), or as likely as met of late (`frequency`).
@@ -35,10 +38,46 @@ class GaussianHead:
     memory: UnitInterval = 0.7
     ridge: Positive = 1e-2
     drift: bool = True
+    shrinkage: UnitInterval = 0.0
     temperature: Positive = 3.0
     prototypes: NonNegative = 0.0
     prior: Literal["uniform", "frequency"] = "uniform"
 
 
-Head = LinearHead | GaussianHead
-HEADS: Mapping[str, type[Head]] = {"linear": LinearHead, "gaussian": GaussianHead}
+@dataclass(frozen=True)
+class ExactHead:
+    """Scores are those of class posteriors over features that never move: nothing is forgotten.
+
+    log p(c | x) = log p(f | c) / temperature + prototypes (row_c . g + bias_c) + log p(c) + const
+
+    Args:
+        features: f, of random convolutions (`random_conv`) or of the `backbone` as the run begins,
+            for a method that trains nothing.
+        filters: number of random convolutions; each gives nine features.
+        mirror: whether features are those of an image and of its mirror image together.
+        seed: seed of the random convolutions.
+        shrinkage: how far, at least, the covariance is pulled towards a multiple of the identity.
+        temperature: log-densities are divided by it.
+        prototypes: how much of the scores of the trained network (features g) is added.
+        prior_mean: how much of the scores above is the prior mean of the network's in training, so
+            that it learns only what they do not know.
+        prior: classes are all alike (`uniform`), or as likely as met so far (`frequency`).
+    """
+
+    features: Literal["random_conv", "backbone"] = "random_conv"
+    filters: Count = 300
+    mirror: bool = True
+    seed: int = 0
+    shrinkage: UnitInterval = 0.05
+    temperature: Positive = 3.0
+    prototypes: NonNegative = 0.0
+    prior_mean: NonNegative = 0.0
+    prior: Literal["uniform", "frequency"] = "uniform"
+
+
+Head = LinearHead | GaussianHead | ExactHead
+HEADS: Mapping[str, type[Head]] = {
+    "linear": LinearHead,
+    "gaussian": GaussianHead,
+    "exact": ExactHead,
+}

@@ -16,7 +16,7 @@ generator.
 A class that is visited keeps `decay` of its old count, the scatter `memory` of its old weight.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -32,6 +32,7 @@ from fedbnn.state import State
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
+SERVER_ONLY = ("posteriors.", "exact.count", "exact.sum", "exact.moment")
 BATCH = 500
 
 
@@ -110,7 +111,8 @@ class SufficientStatistics:
 
 def without_posteriors(state: State) -> State:
     """The state as clients are sent it: they never need the class posteriors."""
-    return state.only(*(name for name in state.tensors if not name.startswith("posteriors.")))
+    kept = (name for name in state.tensors if not name.startswith(SERVER_ONLY))
+    return state.only(*kept)
 
 
 def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet) -> Tensors:
@@ -159,9 +161,9 @@ class StatisticsAggregator:
         old = {f"{name}.before": self.before[name] for name in ("backbone", "buffers")}
         return state.only("backbone", "buffers").having(old)
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
-        """Names, shapes and types of the statistics of `classes`."""
-        found = shapes(len(classes), self.width).items()
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Names, shapes and types of the statistics of so many images by class."""
+        found = shapes(len(counts), self.width).items()
         return {f"posteriors.{name}": (shape, torch.float32) for name, shape in found}
 
     def defect(self, state: State, update: Update) -> str | None:

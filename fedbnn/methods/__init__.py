@@ -7,6 +7,7 @@ from typing import Any
 from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Joint, Local
+from fedbnn.methods.exact import Exact
 from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.glfc import FCIL
@@ -37,6 +38,7 @@ METHODS: Mapping[str, Preset] = {
     "fedbnn_paper": Preset(FedBNN, {**PRINTED, **PRODUCT}),
     "fedbnn_paper_damped": Preset(FedBNN, {**PRINTED, **DAMPED}),
     "fedbnn_authors": Preset(FedBNN, {**PRINTED, **RELEASED}),
+    "exact": Preset(Exact, head="exact"),
     "fedavg": Preset(FedAvg),
     "fedavg_plus": Preset(FedAvg, TOOLS, head="gaussian"),
     "fedprox": Preset(FedProx),

@@ -120,10 +120,10 @@ class Aggregator:
         """What the participants are sent: all but the memory of the server's optimiser."""
         return state.only(*(name for name in state.tensors if not name.endswith(MOMENTS)))
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
-        """Names, shapes and types of the tensors of an honest update with rows of `classes`."""
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Names, shapes and types of an honest update of so many images by class."""
         spec = {name: (tuple(state[name].shape), torch.float32) for name in self.names}
-        return spec | self.rows(state, len(classes), "prototypes")
+        return spec | self.rows(state, len(counts), "prototypes")
 
     def rows(self, state: State, count: int, *names: str) -> Spec:
         """Tensors with a row a class, absent when the prototypes stay on the clients."""

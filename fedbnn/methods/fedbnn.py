@@ -76,9 +76,9 @@ class FedBNN(Method):
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
-        precision: how certain a client becomes. `curvature`: scales are held while means are
-            trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/curvature.py). `learned`:
-            gradient descent on log scales, as published.
+        precision: how certain a client becomes. `learned`: gradient descent on log scales, as
+            published. `curvature`: scales are held while means are trained, then L_k = L_0 + F_k /
+            c in closed form (fedbnn/bayes/curvature.py).
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.
@@ -172,11 +172,11 @@ class FactorAggregator(Aggregator):
 
     rule: "Scaled" = field(kw_only=True)
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Natural parameters of a factor for every weight; running statistics beside them."""
         of = {"backbone.precision": "backbone", "backbone.info": "backbone", "buffers": "buffers"}
         spec = {name: (tuple(state[one].shape), torch.float32) for name, one in of.items()}
-        return spec | self.rows(state, len(classes), "prototypes.precision", "prototypes.info")
+        return spec | self.rows(state, len(counts), "prototypes.precision", "prototypes.info")
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""

@@ -26,7 +26,7 @@ be perturbed. Exemplars of a class are those of the client's last round with it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -51,9 +51,9 @@ MAJORITY = 0.5
 class ProxyAggregator(Aggregator):
     """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Weights, and the three signals."""
-        return super().expected(state, classes) | {SIGNALS: ((3,), torch.float32)}
+        return super().expected(state, counts) | {SIGNALS: ((3,), torch.float32)}
 
     def defect(self, state: State, update: Update) -> str | None:
         """An entropy in [0, 1], a transition or none, a loss."""

@@ -13,7 +13,7 @@ weights: at 0.1 that throws single clients off on CIFAR-100 with ten of a hundre
 at 0.03 none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, cast
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
 from fedbnn.heads.prototypes import grow, padded
-from fedbnn.messages import Update
+from fedbnn.messages import Refused, Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, pieces
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
@@ -36,9 +36,9 @@ BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
 class ScaffoldAggregator(Aggregator):
     """FedAvg's exchange, with the change of the client's control beside the weights."""
 
-    def expected(self, state: State, classes: Sequence[str]) -> Spec:
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Weights, and the change of the client's control in the same shapes."""
-        weights = super().expected(state, classes)
+        weights = super().expected(state, counts)
         return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
@@ -89,6 +89,13 @@ class Scaffold(Method):
         """The server's control is 0."""
         backbone, prototypes = map(torch.zeros_like, (state["backbone"], state["prototypes"]))
         return state.having({BACKBONE: backbone, PROTOTYPES: prototypes}, registered=clients)
+
+    def kept(self, own: State, state: State, layout: Layout) -> Spec:
+        """The client's control: of the backbone, and of classes that the server knows."""
+        if not set(own.classes) <= set(state.classes):
+            raise Refused("a class that nobody has")
+        rows = (len(own.classes), layout.width + 1)
+        return {BACKBONE: ((layout.size,), torch.float32), PROTOTYPES: (rows, torch.float32)}
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy with corrected gradients."""

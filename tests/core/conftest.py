@@ -69,7 +69,8 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
         layout = layout_of(backbone)
         weights, buffers = layout.read(backbone)
         rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}
-        work = ClientRunner(stream, backbone, layout, method, local, trainer or {}, seed)
+        head, settled = parts.get("head", LinearHead()), (local, trainer or {}, seed)
+        work = ClientRunner(stream, backbone, layout, method, head, *settled)
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {
             "run": "test",

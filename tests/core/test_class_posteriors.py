@@ -223,7 +223,7 @@ def test_a_client_measures_both_backbones_without_augmentation() -> None:
 def test_an_honest_update_is_what_is_expected_and_has_no_defect() -> None:
     features, labels = world(6)
     update = statistics(features, features, labels)
-    spec = exchange(4).expected(State({}, NAMES), update.classes)
+    spec = exchange(4).expected(State({}, NAMES), update.counts)
     assert {name: shape for name, (shape, _) in spec.items()} == {
         name: tuple(value.shape) for name, value in update.tensors.items()
     }

@@ -12,7 +12,7 @@ from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.heads import prototypes
+from fedbnn.heads import LinearHead, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import FitInstruction, Update, read_update
@@ -95,7 +95,8 @@ def runner(
     **trainer: Any,
 ) -> ClientRunner:
     layout = layout_of(backbone)
-    return ClientRunner(Shown(images), backbone, layout, method, local, trainer, seed=0)
+    settings = (method, LinearHead(), local, trainer)
+    return ClientRunner(Shown(images), backbone, layout, *settings, seed=0)
 
 
 def answered(client: ClientRunner, state: State, totals: Mapping[str, int] | None = None) -> Update:

@@ -10,8 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from fedbnn.heads import GaussianHead
+from fedbnn.heads.discriminant import Discriminant, shrinkage
 from fedbnn.heads.gaussian import ClassPosteriors
-from fedbnn.heads.predictive import Discriminant, shrinkage
 from fedbnn.messages import Update
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world

@@ -1,7 +1,6 @@
 """Memory that the C library keeps, and gives back when it is asked to."""
 
 import sys
-from math import inf
 
 import pytest
 import torch
@@ -36,23 +35,9 @@ def test_what_is_kept_is_given_back_also_from_between_what_is_in_use() -> None:
     assert sum(map(torch.sum, used)) == 10 * 2**20
 
 
-@glibc
-def test_as_long_as_memory_does_not_grow_nothing_is_given_back() -> None:
-    assert memory.keep()
-    memory.trim()
-    used = kept_between_blocks()
-    much = memory.resident()
-    least = memory.trim(inf)
-    assert least == pytest.approx(much, rel=0.01)
-    assert memory.trim(least) == least
-    assert memory.resident() == pytest.approx(much, rel=0.01)
-    assert memory.trim(much / 2) == much / 2
-    assert memory.resident() < much - 300 * MB
-    assert len(used) == 10
-
-
 def test_elsewhere_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not memory.keep()
-    before = memory.resident()
-    assert memory.trim() == pytest.approx(before, rel=0.01)
+    used = torch.ones(5_000_000)
+    memory.trim()
+    assert used.sum() == 5_000_000

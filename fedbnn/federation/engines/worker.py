@@ -13,7 +13,6 @@ import queue
 import signal
 import sys
 from collections.abc import Mapping
-from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -77,12 +76,12 @@ def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
     from fedbnn import memory
     from fedbnn.federation.engines import answer
 
-    instruction, least = b"", inf
+    instruction = b""
     while True:
         head = json.loads(inbox.get())
         if head["instruction"]:
             instruction = inbox.get()
-            least = memory.trim(least)
+            memory.trim()
         private = inbox.get() if head["private"] else None
         for part in _parts(answer(worker, instruction, head["client"], private)):
             connection.send_bytes(part)

@@ -140,7 +140,7 @@ def play(
     """
     first, backbone, layout = initial(method, stream)
     seen, played = method.stream(stream), Played()
-    engine = Unwell(ClientRunner(seen, backbone, layout, method, local, {}, 0), ill)
+    engine = Unwell(ClientRunner(seen, backbone, layout, method, head, local, {}, 0), ill)
 
     def evaluate(state: State, _round: int, _privates: Any) -> dict[str, Any]:
         played.states.append(state)

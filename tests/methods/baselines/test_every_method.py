@@ -13,6 +13,8 @@ from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.fedavg import FedProx
 from fedbnn.methods.fedbnn import FedBNN
 
+TRAINED = [name for name, preset in METHODS.items() if preset.method.trains]
+
 
 def method_of(name: str) -> Method:
     """The method of a preset; FedBNN with a posterior from the second round on."""
@@ -30,7 +32,7 @@ def asked(method: Method, instruction: FitInstruction) -> Aggregator:
 def check(aggregator: Aggregator, state, update: Update) -> None:
     """All that the gate asks an aggregator about one update."""
     found = {name: (tuple(t.shape), t.dtype) for name, t in update.tensors.items()}
-    assert found == aggregator.expected(state, update.classes)
+    assert found == aggregator.expected(state, update.counts)
     assert all(bool(tensor.isfinite().all()) for tensor in update.tensors.values())
     assert aggregator.defect(state, update) is None
     pieces = list(aggregator.influence(state, update))
@@ -40,7 +42,7 @@ def check(aggregator: Aggregator, state, update: Update) -> None:
     assert all(len(values) == len(update.classes) for values in lengths.values())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_it_plays_two_rounds_and_its_updates_pass_its_own_checks(name: str, toy, played) -> None:
     method, head = method_of(name), HEADS[METHODS[name].head]()
     run = played(method, toy(rounds=2, num_clients=3, per_round=3), head=head)
@@ -52,7 +54,7 @@ def test_it_plays_two_rounds_and_its_updates_pass_its_own_checks(name: str, toy,
         check(asked(method, sent), sent.state, update)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_updates_that_carry_something_else_do_not_pass(name: str, toy, played) -> None:
     method = method_of(name)
     run = played(method, toy(rounds=2, num_clients=2, per_round=2))

@@ -1,0 +1,104 @@
+"""From class posteriors to scores: a linear discriminant with Student-t tails.
+
+With covariance S shrunk towards a multiple of the identity, by the closed form of Chen et al. (OAS,
+2010) or by more, and v degrees of freedom, the predictive density of class c at features f is a
+multivariate Student-t:
+
+    d_c = (f - m_c)^T S^-1 (f - m_c) / (1 + 1/n_c)
+    log p(f | c) = -(v + d)/2 log(1 + d_c / v) - d/2 log(1 + 1/n_c) + const
+
+n_c is the count of the class posterior, in which old visits count less. Where classes are not met
+equally often (`prior: frequency`), p(c) is the mean of the Dirichlet posterior of these counts,
+else all are alike:
+
+    log p(c) = log(n_c + 1) + const
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbnn.heads import ExactHead, GaussianHead
+from fedbnn.heads.gaussian import ClassPosteriors
+
+SMALLEST = 1e-9
+
+
+def shrinkage(covariance: Tensor, samples: float) -> float:
+    """OAS: ((1 - 2/d) tr(S^2) + tr(S)^2) / ((n + 1 - 2/d) (tr(S^2) - tr(S)^2 / d)), at most 1."""
+    width = len(covariance)
+    squares, trace = float(covariance.square().sum()), float(covariance.trace())
+    below = (samples + 1 - 2 / width) * (squares - trace**2 / width)
+    return min(1.0, ((1 - 2 / width) * squares + trace**2) / below) if below > 0 else 1.0
+
+
+def root(posteriors: ClassPosteriors, least: float) -> Tensor:
+    """L with L L^T = S, which is shrunk by at least `least`.
+
+    What rounding took from its smallest eigenvalues is put back: as little as makes L exist.
+    """
+    weight = float(posteriors.weight.clamp_min(1.0))
+    covariance = (posteriors.scatter + posteriors.scatter.T) / (2 * weight)
+    share, level = max(shrinkage(covariance, weight), least), float(covariance.diagonal().mean())
+    added = SMALLEST * level if level > 0 else 1.0
+    shrunk = covariance.mul_(1 - share)
+    shrunk.diagonal().add_(max(share * level, added))
+    while (found := torch.linalg.cholesky_ex(shrunk)).info:
+        shrunk.diagonal().add_(added)
+        added *= 10
+    lower: Tensor = found.L
+    return lower
+
+
+def whitened(features: Tensor, lower: Tensor) -> Tensor:
+    """L^-1 f of features (n, d): within a class they have the covariance 1."""
+    solved: Tensor = torch.linalg.solve_triangular(lower, features.double().T, upper=False)
+    return solved.T
+
+
+@dataclass(frozen=True)
+class Discriminant:
+    """Class means in whitened coordinates: any number of images is one matrix product."""
+
+    lower: Tensor
+    means: Tensor
+    spread: Tensor
+    freedom: float
+    temperature: float
+    log_prior: Tensor
+
+    @classmethod
+    def of(
+        cls, posteriors: ClassPosteriors, rows: Tensor, head: GaussianHead | ExactHead
+    ) -> "Discriminant":
+        """For the classes in these rows."""
+        lower, count = root(posteriors, head.shrinkage), posteriors.count[rows]
+        log_prior = count.log1p() if head.prior == "frequency" else torch.zeros_like(count)
+        spread, means = 1 + 1 / count.clamp_min(1e-6), whitened(posteriors.mean[rows], lower)
+        freedom = float(posteriors.weight.clamp_min(1.0))
+        return cls(lower, means, spread, freedom, head.temperature, log_prior)
+
+    def log_densities(self, features: Tensor) -> Tensor:
+        """log p(f | c) + const (n, C) of features (n, d)."""
+        white = whitened(features, self.lower)
+        cross = white.square().sum(1, keepdim=True) - 2 * white @ self.means.T
+        distance = (cross + self.means.square().sum(1)).clamp_min(0) / self.spread
+        width = white.shape[1]
+        tails = -0.5 * (self.freedom + width) * torch.log1p(distance / self.freedom)
+        return tails - 0.5 * width * self.spread.log()
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Log-scores (n, C) of features (n, d): log p(f | c) / temperature + log p(c) + const."""
+        return (self.log_densities(features) / self.temperature + self.log_prior).float()
+
+    def rows(self) -> Tensor:
+        """The scores of few features as rows (C, d + 1) of weights and bias, without the tails.
+
+        w_c = S^-1 m_c / temperature,        b_c = log p(c) - m_c^T w_c / 2
+        """
+        weights = torch.linalg.solve_triangular(self.lower.T, self.means.T, upper=True).T
+        bias = -0.5 * self.means.square().sum(1, keepdim=True)
+        rows = torch.cat([weights, bias], 1) / self.temperature
+        rows[:, -1] += self.log_prior
+        return rows.float()

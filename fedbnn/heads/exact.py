@@ -1,0 +1,181 @@
+"""Exact Bayes over features that never move (`head: exact`).
+
+Features f of class c are N(m_c, S). Where no training moves them, nothing goes stale: the sums
+
+    n_c,     s_c = sum f,     M = sum f f^T
+
+over all images of all clients, rounds and tasks are the product of all likelihoods, exactly and in
+any order. A class asks for d + 1 numbers, all classes together for the d (d + 1) / 2 of M:
+
+    m_c = s_c / n_c,      scatter = M - sum_c s_c s_c^T / n_c      (Normal-inverse-Wishart)
+
+With 300 filters d = 2,700: the server keeps 29 MB in float64 and 22 kB a class; a client with n
+images in k classes sends k d numbers and the R factor of its features (`fedbnn.heads.factor`), in
+float32 1.3 MB for 125 images, and is sent nothing but names.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedbnn.heads import ExactHead, Head
+from fedbnn.heads.discriminant import Discriminant
+from fedbnn.heads.factor import factor, length, unpacked
+from fedbnn.heads.gaussian import BATCH, EXCHANGE, ClassPosteriors, Spec, square, triangle
+from fedbnn.heads.random_conv import RandomConv
+from fedbnn.images import ImageSet
+from fedbnn.messages import Update, class_counts
+from fedbnn.state import State
+
+COUNT, SUM, MOMENT, ROWS = "exact.count", "exact.sum", "exact.moment", "exact.rows"
+ROUNDING = 1 + 1e-3
+
+
+def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What gives the features, of images as networks see them."""
+    if head.features == "backbone":
+        return backbone.eval()
+    return RandomConv(head.filters, head.mirror, head.seed)
+
+
+def width(head: ExactHead, state: State) -> int:
+    """Number of features d."""
+    if head.features == "backbone":
+        return state["prototypes"].shape[1] - 1
+    return RandomConv(head.filters, head.mirror, head.seed).width
+
+
+def met(state: State) -> tuple[str, ...]:
+    """Classes of which any image has been counted."""
+    counts = state[COUNT].tolist()
+    return tuple(name for name, count in zip(state.classes, counts, strict=False) if count > 0)
+
+
+def posteriors(state: State) -> ClassPosteriors:
+    """Mean and count of every class, and the scatter within classes.
+
+    A class without images is where all images are.
+    """
+    count, sums = state[COUNT][:, None], state[SUM]
+    mean = torch.where(count > 0, sums / count.clamp_min(1e-300), sums.sum(0) / count.sum())
+    scatter = square(state[MOMENT], sums.shape[1]) - sums.T @ mean
+    weight = (count.sum() - (count > 0).sum()).clamp_min(0).view(1)
+    return ClassPosteriors(mean, count[:, 0], scatter, weight)
+
+
+def scorer(
+    head: ExactHead, backbone: nn.Module, state: State, rows: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """What gives the log-scores (n, C) of a batch, for the classes in these rows."""
+    found, seen = Discriminant.of(posteriors(state), rows, head), features(head, backbone)
+    return lambda images: found.scores(seen(images))
+
+
+def measure(head: ExactHead, backbone: nn.Module, images: ImageSet) -> dict[str, Tensor]:
+    """A client's statistics, of images without augmentation."""
+    classes = tuple(images.counts())
+    labels = images.among(classes).labels
+    seen = features(head, backbone)
+    with torch.inference_mode():
+        batches = [seen(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
+    wide = torch.cat(batches).double()
+    sums = wide.new_zeros(len(classes), wide.shape[1]).index_add_(0, labels, wide)
+    return {SUM: sums.float(), "exact.factor": factor(wide).float()}
+
+
+@dataclass(frozen=True)
+class PriorMean:
+    """alpha (w_c . f + b_c): what the exact scores let a network begin with; no gradient."""
+
+    features: Callable[[Tensor], Tensor]
+    rows: Tensor
+
+    @classmethod
+    def of(cls, head: Head, state: State, classes: tuple[str, ...]) -> "PriorMean | None":
+        """For the classes of a client's softmax, where the head asks for it."""
+        if not isinstance(head, ExactHead) or not head.prior_mean:
+            return None
+        rows = head.prior_mean * state[ROWS][state.index(classes)]
+        return cls(RandomConv(head.filters, head.mirror, head.seed), rows)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Scores (n, C) of a batch."""
+        with torch.no_grad():
+            rows = self.rows.to(images)
+            return nn.functional.linear(self.features(images), rows[:, :-1], rows[:, -1])
+
+
+@dataclass(frozen=True)
+class ExactAggregator:
+    """The exchange of statistics: nothing goes down but a frozen backbone, sums come up."""
+
+    head: ExactHead
+    width: int
+    exchange: str = EXCHANGE
+
+    def broadcast(self, state: State) -> State:
+        """The backbone where its features are used; else nothing."""
+        return state.only(*(("backbone", "buffers") if self.head.features == "backbone" else ()))
+
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Sums by class, and the R factor of so many images."""
+        numbers = length(sum(counts.values()), self.width)
+        shapes = {SUM: (len(counts), self.width), "exact.factor": (numbers,)}
+        return {name: (shape, torch.float32) for name, shape in shapes.items()}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """No class can have a longer sum than all images have features: s_cj^2 <= n_c M_jj."""
+        most = class_counts(update)[:, None] * self._factor(update).double().square().sum(0)
+        if bool((update.tensors[SUM].double().square() > ROUNDING * most + 1e-9).any()):
+            return "a class lies farther out than its images can"
+        return None
+
+    def influence(self, state: State, update: Update) -> Iterator[Tensor]:
+        """The variance of every feature within classes: all clients have it in common."""
+        counts = class_counts(update).float()[:, None]
+        between = (update.tensors[SUM].square() / counts.clamp_min(1)).sum(0)
+        within = self._factor(update).square().sum(0) - between
+        yield within.clamp_min(0) / max(1, update.samples - len(counts))
+
+    def known(self, state: State, update: Update) -> dict[str, list[float]]:
+        """Statistics have no rows to measure."""
+        return {}
+
+    def _factor(self, update: Update) -> Tensor:
+        return unpacked(update.tensors["exact.factor"], update.samples, self.width)
+
+    def fold(self, state: State) -> "ExactFold":
+        """Sums."""
+        return ExactFold(self, state)
+
+
+class ExactFold:
+    """Adds the statistics of clients to those there are."""
+
+    def __init__(self, aggregator: ExactAggregator, state: State) -> None:
+        self.aggregator, self.state, width = aggregator, state, aggregator.width
+        self.count = torch.zeros(len(state.classes), dtype=torch.float64)
+        self.sum = torch.zeros(len(state.classes), width, dtype=torch.float64)
+        self.moment = torch.zeros(width, width, dtype=torch.float64)
+        if COUNT in state:
+            self.count[: len(state[COUNT])] = state[COUNT]
+            self.sum[: len(state[SUM])] = state[SUM]
+            self.moment = square(state[MOMENT], width)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Add a client's sums, tempered by `trust`."""
+        index, upper = self.state.index(update.classes), self.aggregator._factor(update).double()
+        self.count[index] += trust * class_counts(update)
+        self.sum[index] += trust * update.tensors[SUM].double()
+        self.moment.addmm_(upper.T, upper, alpha=trust)
+
+    def close(self) -> State:
+        """The state with these sums, and the scores as rows where clients start from them."""
+        sums = {COUNT: self.count, SUM: self.sum, MOMENT: triangle(self.moment)}
+        state, head = self.state.having(sums), self.aggregator.head
+        if not head.prior_mean:
+            return state
+        every = torch.arange(len(state.classes))
+        return state.having({ROWS: Discriminant.of(posteriors(state), every, head).rows()})
