@@ -4,6 +4,7 @@ An update is the one message from somebody whom the server need not believe: `re
 of foreign bytes, or gives the one reason why not.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,6 +135,11 @@ class FitResult:
     inner: float = 0.0
     train: Mapping[str, float] = field(default_factory=dict)
     late: bool = False
+
+
+def is_receipt(client: int, private: bytes) -> bool:
+    """Whether a client kept the thing itself, at a site of its own, and gave its digest for it."""
+    return re.fullmatch(rb"%d-[0-9a-f]{64}" % client, private) is not None
 
 
 @dataclass(frozen=True)

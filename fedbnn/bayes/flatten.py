@@ -28,11 +28,13 @@ class Slot:
 class Layout:
     """The order of a backbone's parameters in the flat vector, and of its running statistics.
 
-    Of batch norm all running means come first, then as many variances.
+    Of batch norm all running means come first, then as many variances. `width` is the number d of
+    features.
     """
 
     slots: tuple[Slot, ...]
     buffers: tuple[str, ...]
+    width: int
 
     @property
     def size(self) -> int:
@@ -99,7 +101,7 @@ def layout_of(backbone: nn.Module) -> Layout:
     kept, buffers = backbone.state_dict().keys(), dict(backbone.named_buffers())
     floats = [name for name in buffers if name in kept and buffers[name].is_floating_point()]
     floats.sort(key=lambda name: name.endswith("running_var"))
-    return Layout(tuple(slots), tuple(floats))
+    return Layout(tuple(slots), tuple(floats), int(getattr(backbone, "width", 0)))
 
 
 def constants(backbone: nn.Module) -> dict[str, Tensor]:

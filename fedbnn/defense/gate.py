@@ -2,8 +2,9 @@
 
 In order: size, safetensors header, digest, schema; run, round, exchange, client known and not heard
 yet; the instruction it answers; same tensors, shapes and types; finite; plausible number of images;
-positive precision; and, once all have answered, its influence against that of the others. Nothing
-is broadcast, repaired or executed. What is accepted was read and checked once.
+positive precision; and, once all have answered, its influence against that of the others. What a
+client keeps for itself comes the same way: size, bytes, tensors, finite, no more than it was shown.
+Nothing is broadcast, repaired or executed. What is accepted was read and checked once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,8 +17,9 @@ from torch import Tensor
 from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive
 from fedbnn.defense import robust
 from fedbnn.errors import FederationError
-from fedbnn.messages import Failure, FitResult, Refused, Update, read_update
+from fedbnn.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
 from fedbnn.methods.aggregation import largest
+from fedbnn.state import Malformed, State
 from fedbnn.storage.files import Rejected, Spool
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -37,7 +39,7 @@ class Gate:
         quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of
             clients above 1.
         deadline_seconds: how long one client may take; null waits for ever.
-        keep_rejected: how many refused updates stay on disk, with their reasons.
+        keep_rejected: how many refused updates stay on disk with their reasons, 512 MB in all.
     """
 
     max_megabytes: Positive = 512.0
@@ -58,7 +60,8 @@ class ExpectedUpdate:
     `prior` is the digest of the instruction, `sample_counts` the images by class of every client
     asked. `expected` gives the tensors of an update of so many images by class, `defect` says why
     an update cannot be folded, `influence` puts it as a point among the others, piece by piece, and
-    `known` says how long its rows are on the server, by tensor.
+    `known` says how long its rows are on the server, by tensor. `kept` gives the tensors of what a
+    client may keep for itself, given that and the images it announced.
     """
 
     run: str
@@ -70,6 +73,7 @@ class ExpectedUpdate:
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Iterable[Tensor]]
     known: Callable[[Update], Mapping[str, Sequence[float]]]
+    kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
 
 
 @dataclass
@@ -97,7 +101,8 @@ class Candidates:
     def admit(self, answer: FitResult | Failure, call: ExpectedUpdate | None = None) -> bool:
         """Accept an answer for folding, or note by name why not; `call` is that of a late one."""
         if isinstance(answer, Failure):
-            self.failed[answer.client] = answer.reason
+            if answer.client in self.call.sample_counts and answer.client not in self._heard:
+                self.failed[answer.client] = answer.reason
             return False
         self.bytes_up += len(answer.update)
         try:
@@ -113,18 +118,35 @@ class Candidates:
 
     def _checked(self, reply: FitResult, call: ExpectedUpdate) -> Update:
         """The update, after every check that needs no other client."""
-        size, cap = len(reply.update) / 2**20, self.gate.max_megabytes
-        if size > cap:
-            raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
+        self._sized(reply.update)
         update = read_update(reply.update)
         _addressed(update, call)
         self._hear(update, reply)
         _same_sites(update, call)
-        _finite(update)
+        _finite(update.tensors)
         _plausible(update, call)
         if (reason := call.defect(update)) is not None:
             raise Refused(reason)
+        if reply.private is not None and not is_receipt(reply.client, reply.private):
+            self._kept(reply.private, call, reply.client)
         return update
+
+    def _sized(self, payload: bytes) -> None:
+        size, cap = len(payload) / 2**20, self.gate.max_megabytes
+        if size > cap:
+            raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
+
+    def _kept(self, payload: bytes, call: ExpectedUpdate, client: int) -> None:
+        """What a client wants to get back the next time is as good as what it sends."""
+        try:
+            self._sized(payload)
+            own = State.from_bytes(payload)
+            if len(set(own.classes)) < len(own.classes):
+                raise Refused("a class is named twice")
+            _same_tensors(call.kept(own, call.sample_counts[client]), own.tensors)
+            _finite(own.tensors)
+        except (Malformed, Refused) as error:
+            raise Refused(f"what it keeps for itself: {str(error)[:200]}") from error
 
     def _hear(self, update: Update, reply: FitResult) -> None:
         """Each client speaks for itself, once, and before it has been given up."""
@@ -214,7 +236,11 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
     unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
-    spec, found = call.expected(update.counts), update.tensors
+    _same_tensors(call.expected(update.counts), update.tensors)
+
+
+def _same_tensors(spec: Spec, found: Mapping[str, Tensor]) -> None:
+    """These tensors, of these shapes and types, and no others."""
     for name in sorted(spec.keys() ^ found.keys()):
         raise Refused(f"{'missing' if name in spec else 'unexpected'} tensor {name[:60]!r}")
     for name, (shape, dtype) in spec.items():
@@ -224,9 +250,9 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
             raise Refused(f"{name} has type {found[name].dtype}, expected {dtype}")
 
 
-def _finite(update: Update) -> None:
+def _finite(tensors: Mapping[str, Tensor]) -> None:
     """No NaN, no infinity, and nothing whose square a float32 cannot hold."""
-    for name, tensor in update.tensors.items():
+    for name, tensor in tensors.items():
         most = largest(tensor)
         if not isfinite(most):
             raise Refused(f"{name} is not finite")

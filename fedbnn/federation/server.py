@@ -11,7 +11,7 @@ from typing import Any
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
+from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate, Spec
 from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
@@ -19,7 +19,7 @@ from fedbnn.federation.late import Late
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
 from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
+from fedbnn.messages import FitInstruction, FitResult, Refused, is_receipt, read_update
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.base import Consolidation
@@ -186,7 +186,8 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
     if replay is None:
         return shown
     private = federation.ledger.private(client)
-    return replay.counts(shown, State.from_bytes(private) if private else None)
+    there = private is not None and not is_receipt(client, private)
+    return replay.counts(shown, State.from_bytes(private) if private and there else None)
 
 
 def exchanges(
@@ -228,6 +229,7 @@ def exchange(
             defect=partial(aggregator.defect, state),
             influence=partial(aggregator.influence, state),
             known=partial(aggregator.known, state),
+            kept=partial(_kept, federation, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
@@ -240,6 +242,16 @@ def exchange(
         privates.drop(client)
     stats.add(candidates)
     return folded
+
+
+def _kept(
+    federation: Federation, state: State, own: State, announced: Mapping[str, int]
+) -> Spec:
+    """What a client may keep: what its method says, or the images it has just trained on."""
+    method = federation.method
+    if method.replay is not None:
+        return method.replay.kept(own, announced, federation.stream.image_shape)
+    return method.kept(own, state, federation.layout)
 
 
 def totals(counts: SampleCounts) -> tuple[int, dict[str, int]]:

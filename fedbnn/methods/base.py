@@ -17,8 +17,8 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, joined
-from fedbnn.messages import FitInstruction
-from fedbnn.methods.aggregation import Aggregator, ServerStep
+from fedbnn.messages import FitInstruction, Refused
+from fedbnn.methods.aggregation import Aggregator, ServerStep, Spec
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 from fedbnn.stream import Stream
@@ -105,6 +105,21 @@ class Replay:
         old = torch.tensor([name not in shown.counts() for name in private.classes])
         chosen = memory.subset(old[memory.labels].nonzero().flatten())
         return joined([shown, chosen.among(shown.classes)])
+
+    def kept(self, own: State, announced: Mapping[str, int], shape: tuple[int, int, int]) -> Spec:
+        """Images of what the client announced, no more of a class than there were."""
+        labels = own.tensors.get("labels", torch.zeros(0))
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise Refused("labels that are no numbers of classes")
+        counts = Counter(labels.tolist())
+        if not all(0 <= label < len(own.classes) for label in counts):
+            raise Refused("a label without a class")
+        for label, count in counts.items():
+            name = own.classes[label]
+            if count > (there := announced.get(name, 0)):
+                raise Refused(f"{count} images of {name[:60]!r}, the announcement said {there}")
+        size = (len(labels),)
+        return {"pixels": ((*size, *shape), torch.uint8), "labels": (size, torch.int64)}
 
     def stored(self, private: State) -> int:
         """How many images one client stores."""
@@ -202,6 +217,15 @@ class Method:
     def begins(self, sent: State, private: State | None) -> State:
         """The state a client starts from: what it was sent."""
         return sent
+
+    def kept(self, own: State, state: State, layout: Layout) -> Spec:
+        """What a client may keep for itself: its prototypes, where they stay with it."""
+        if self.shares_prototypes:
+            raise Refused("this method keeps nothing on its clients")
+        rows = (len(own.classes), layout.width + 1)
+        found = dict.fromkeys(own.tensors.keys() & {"prototypes.scale"}, (rows, torch.float32))
+        samples = {"prototypes.samples": (rows[:1], torch.float64)}
+        return {"prototypes": (rows, torch.float32), **samples, **found}
 
     def softmax(self, state: State, held: tuple[str, ...]) -> tuple[str, ...]:
         """Classes of a client's softmax: those it holds, then with scope `seen` all trained."""

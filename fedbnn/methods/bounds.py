@@ -19,9 +19,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from fedbnn.bayes.flatten import Layout
 from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, joined
-from fedbnn.methods.aggregation import WHOLE, Aggregator
+from fedbnn.methods.aggregation import WHOLE, Aggregator, Spec
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
@@ -95,6 +96,11 @@ class Local(Method):
     def begins(self, sent: State, private: State | None) -> State:
         """The client's own weights; the common ones the first time."""
         return sent.having({name: private[name] for name in WHOLE}) if private else sent
+
+    def kept(self, own: State, state: State, layout: Layout) -> Spec:
+        """The whole model."""
+        whole = {name: (tuple(state[name].shape), state[name].dtype) for name in WHOLE}
+        return {**super().kept(own, state, layout), **whole}
 
     def aggregator(self, state: State) -> Aggregator:
         """Nothing is sent."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
 from fedbnn.heads.prototypes import grow, padded
-from fedbnn.messages import Update
+from fedbnn.messages import Refused, Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, pieces
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
@@ -89,6 +89,13 @@ class Scaffold(Method):
         """The server's control is 0."""
         backbone, prototypes = map(torch.zeros_like, (state["backbone"], state["prototypes"]))
         return state.having({BACKBONE: backbone, PROTOTYPES: prototypes}, registered=clients)
+
+    def kept(self, own: State, state: State, layout: Layout) -> Spec:
+        """The client's control: of the backbone, and of classes that the server knows."""
+        if not set(own.classes) <= set(state.classes):
+            raise Refused("a class that nobody has")
+        rows = (len(own.classes), layout.width + 1)
+        return {BACKBONE: ((layout.size,), torch.float32), PROTOTYPES: (rows, torch.float32)}
 
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Cross-entropy with corrected gradients."""

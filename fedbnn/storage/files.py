@@ -229,7 +229,7 @@ class Spool(Mapping[int, bytes]):
 
 @dataclass(frozen=True)
 class Rejected:
-    """The directory `rejected/` of a run: the newest `most` payloads, each up to `megabytes`."""
+    """The directory `rejected/` of a run: the newest `most` payloads, up to `megabytes` in all."""
 
     directory: Path
     most: int = 20
@@ -243,8 +243,11 @@ class Rejected:
             self.directory.mkdir(parents=True, exist_ok=True)
         stem = f"r{round:06d}-{exchange}-client{client}-{state.digest(payload)[:8]}"
         facts = {"round": round, "exchange": exchange, "client": client, "reason": reason}
-        write_atomic(self.directory / f"{stem}.bin", payload[: int(self.megabytes * 2**20)])
+        room = int(self.megabytes * 2**20)
+        write_atomic(self.directory / f"{stem}.bin", payload[:room])
         write_atomic(self.directory / f"{stem}.json", as_json({**facts, "bytes": len(payload)}))
-        for path in sorted(self.directory.glob("*.bin"))[: -self.most]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+        for number, path in enumerate(sorted(self.directory.glob("*.bin"), reverse=True)):
+            room -= path.stat().st_size
+            if number >= self.most or room < 0:
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)

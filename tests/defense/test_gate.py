@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.defense.gate import Candidates, Gate
 from fedbnn.errors import Exit, FederationError
-from fedbnn.messages import Failure, Update, read_update
+from fedbnn.messages import Failure, FitResult, Update, read_update
 from fedbnn.storage.files import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
@@ -162,7 +164,7 @@ def test_refused_updates_are_kept_with_the_reason(candidates: Open, tmp_path: Pa
 
 
 def test_only_the_newest_refused_updates_stay(tmp_path: Path) -> None:
-    rejected = Rejected(tmp_path, most=2, megabytes=3 / 2**20)
+    rejected = Rejected(tmp_path, most=2)
     for number in range(1, 6):
         rejected.keep(number, "train", 0, b"payload %d" % number, "reason")
     assert sorted(path.name[:7] for path in tmp_path.iterdir()) == [
@@ -171,9 +173,48 @@ def test_only_the_newest_refused_updates_stay(tmp_path: Path) -> None:
         "r000005",
         "r000005",
     ]
-    assert all(path.read_bytes() == b"pay" for path in tmp_path.glob("*.bin"))
     Rejected(tmp_path / "none", most=0).keep(1, "train", 0, b"payload", "reason")
     assert not (tmp_path / "none").exists()
+
+
+@given(sizes=st.lists(st.integers(0, 300), min_size=1, max_size=12))
+def test_what_is_refused_never_takes_more_than_its_room(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("rejected")
+    rejected = Rejected(folder, most=20, megabytes=400 / 2**20)
+    for number, size in enumerate(sizes, 1):
+        rejected.keep(number, "train", 0, bytes(size), "reason")
+        kept = sorted(folder.glob("*.bin"))
+        assert sum(path.stat().st_size for path in kept) <= 400
+        assert kept[-1].name.startswith(f"r{number:06d}")
+        assert len(list(folder.iterdir())) == 2 * len(kept)
+
+
+def test_a_payload_beyond_all_room_is_cut(tmp_path: Path) -> None:
+    Rejected(tmp_path, megabytes=3 / 2**20).keep(1, "train", 0, b"payload", "reason")
+    [kept] = tmp_path.glob("*.bin")
+    assert kept.read_bytes() == b"pay"
+
+
+@pytest.mark.parametrize("client", [-1, 5, 10**12])
+def test_who_was_not_asked_costs_nobody(candidates: Open, client: int) -> None:
+    gate = candidates()
+    assert not gate.admit(Failure(client, "gone"))
+    assert not gate.admit(FitResult(client, honest(client).to_bytes()))
+    assert not gate.admit(FitResult(client, honest(1).to_bytes()))
+    assert all(gate.admit(reply(honest(one), one)) for one in range(5))
+    gate.close()
+    assert [*gate.trust] == [0, 1, 2, 3, 4]
+    assert not gate.failed
+
+
+def test_who_has_answered_cannot_be_given_up(candidates: Open) -> None:
+    gate = candidates()
+    assert all(gate.admit(reply(honest(client), client)) for client in range(5))
+    assert not gate.admit(Failure(2, "somebody else says it is gone"))
+    gate.close()
+    assert (len(gate.trust), gate.failed) == (5, {})
 
 
 @pytest.mark.parametrize(

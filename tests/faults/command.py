@@ -50,5 +50,5 @@ class Method:
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without what depends on the clock."""
-    return {key: value for key, value in record.items() if not key.startswith("seconds")}
+    """A record without what depends on the clock, and on who else uses the machine."""
+    return {key: value for key, value in record.items() if not key.startswith(("seconds", "load"))}

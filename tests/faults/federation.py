@@ -14,7 +14,7 @@ from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.seeds import generator
-from fedbnn.state import State, content_digest, pack, unpack
+from fedbnn.state import State, content_digest
 from fedbnn.storage import run_dir as directory
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
@@ -30,6 +30,10 @@ INITIAL = State(
 )
 
 
+NOTHING = State({"visits": torch.zeros(()), "last": INITIAL["info"]})
+KEPT = {"visits": ((), torch.float32), "last": ((SITES,), torch.float64)}
+
+
 def participants(round: int) -> list[int]:
     return torch.randperm(CLIENTS, generator=generator(0, "who", round))[:3].sort().values.tolist()
 
@@ -39,9 +43,7 @@ class Client:
 
     def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
         instruction = FitInstruction.from_bytes(payload)
-        memory = (
-            unpack(private)[0] if private else {"visits": torch.zeros(()), "last": INITIAL["info"]}
-        )
+        memory = State.from_bytes(private) if private else NOTHING
         noise = torch.randn(
             SITES, generator=generator(0, "data", instruction.round, client), dtype=torch.float64
         )
@@ -60,9 +62,8 @@ class Client:
             {"all": SAMPLES},
             tensors,
         )
-        return FitResult(
-            client, update.to_bytes(), pack({"visits": memory["visits"] + 1, "last": info}, {})
-        )
+        kept = State({"visits": memory["visits"] + 1, "last": info})
+        return FitResult(client, update.to_bytes(), kept.to_bytes())
 
 
 def point(state: State) -> Callable[[Update], Iterator[Tensor]]:
@@ -88,6 +89,7 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
         client: {"all": SAMPLES} for client in participants(round)
     }
     free = (lambda classes: SPEC, lambda update: None, point(state), lambda update: {})
+    free += (lambda own, announced: KEPT,)
     call = ExpectedUpdate("toy", round, "train", content_digest(payload), sample_counts, *free)
     with ledger.spool(round, "train") as spool:
         candidates = Candidates(gate, call, spool, Rejected(ledger.run_dir / "rejected"))

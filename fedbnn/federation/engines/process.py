@@ -32,7 +32,7 @@ from fedbnn.federation.engines import Answer, Private, worker
 from fedbnn.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
-MAX_HEAD, MAX_PRIVATE_MB = 2**16, 2**13
+MAX_HEAD = 2**16
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
 
@@ -171,7 +171,7 @@ class Peer:
         self._connection.send_bytes(self._hello)
         match json.loads(self._connection.recv_bytes(MAX_HEAD)):
             case {"broken": str(reason)}:
-                raise FederationError("a worker cannot start", reason, FIX)
+                raise Unserved(reason)
             case {"ready": True}:
                 self.ready, self._due = True, time.monotonic() + self._deadline
             case _:
@@ -189,15 +189,14 @@ class Peer:
                 return Failure(client, reason)
             case ["result", int(who), dict(said), int(size), int() | None as kept]:
                 if who == client and (numbers := measured(said)):
-                    update = self._blob(size, self._max_megabytes)
-                    own = None if kept is None else self._blob(kept, MAX_PRIVATE_MB)
+                    update, own = self._blob(size), None if kept is None else self._blob(kept)
                     return FitResult(client, update, own, *numbers)
         raise ValueError(BABBLE)
 
-    def _blob(self, size: int, megabytes: float) -> bytes:
+    def _blob(self, size: int) -> bytes:
         """Bytes of the size that was announced, unless that is too much."""
-        if size > megabytes * 2**20:
-            raise Gone(f"too large: {size / 2**20:.1f} MB, the cap is {megabytes:g} MB")
+        if size > (cap := self._max_megabytes) * 2**20:
+            raise Gone(f"too large: {size / 2**20:.1f} MB, the cap is {cap:g} MB")
         blob = self._connection.recv_bytes(size)
         if len(blob) != size:
             raise ValueError(BABBLE)
