@@ -16,7 +16,7 @@ generator.
 A class that is visited keeps `decay` of its old count, the scatter `memory` of its old weight.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.heads import GaussianHead
+from fedbnn.heads import GaussianHead, checks
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
@@ -33,6 +33,7 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 SERVER_ONLY = ("posteriors.", "exact.count", "exact.sum", "exact.moment")
+SENT = ("sum", "moment", "before", "cross")
 BATCH = 500
 
 
@@ -167,11 +168,11 @@ class StatisticsAggregator:
         return {f"posteriors.{name}": (shape, torch.float32) for name, shape in found}
 
     def defect(self, state: State, update: Update) -> str | None:
-        """Second moments have no negative diagonal."""
-        for name, width in (("moment", self.width), ("before", self.width + 1)):
-            if bool((diagonal(update.tensors[f"posteriors.{name}"], width) < 0).any()):
-                return "a second moment has a negative diagonal"
-        return None
+        """What statistics of any images cannot contradict (`fedbnn.heads.checks`)."""
+        found = {name: update.tensors[f"posteriors.{name}"].double() for name in SENT}
+        found["moment"] = square(found["moment"], self.width)
+        found["before"] = square(found["before"], self.width + 1)
+        return checks.defect_of_moments(class_counts(update), *found.values())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The second moment per image: what all clients have in common, whatever their classes."""
@@ -180,6 +181,23 @@ class StatisticsAggregator:
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
         return {}
+
+    def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
+        """How far class means, and the moments that drift is read from, are from the others'."""
+        means = checks.apart_in_means({update.client: self._means(update) for update in updates})
+        drifts = [
+            checks.apart_in_points(
+                {u.client: u.tensors[f"posteriors.{name}"].view(-1) / u.samples for u in updates},
+                f"moments ({name})",
+            )
+            for name in ("before", "cross")
+        ]
+        return checks.farthest(means, *drifts)
+
+    def _means(self, update: Update) -> checks.ClassMeans:
+        squares = diagonal(update.tensors["posteriors.moment"].double(), self.width)
+        sums = update.tensors["posteriors.sum"].double()
+        return checks.ClassMeans.of(update.classes, class_counts(update), sums, squares)
 
     def fold(self, state: State) -> "StatisticsFold":
         """Sums, then the transport, then the merge."""

@@ -18,7 +18,7 @@ knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
+from fedbnn.heads.checks import Apart, apart_in_points
 from fedbnn.heads.prototypes import gathered, trained
 from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, pieces
@@ -167,6 +168,11 @@ class ImportanceAggregator(Aggregator):
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The roots of the importances, which are as large as gradients."""
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
+
+    def apart(self, state: State, updates: Sequence[Update]) -> Apart:
+        """How far the roots of the prototypes' importances stand from the others'."""
+        roots = {u.client: u.tensors["prototypes"].clamp_min(0).sqrt().view(-1) for u in updates}
+        return apart_in_points(roots, "importances of prototypes")
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""

@@ -31,6 +31,7 @@ from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
+ALIKE = 0.99
 
 
 class ScaffoldAggregator(Aggregator):
@@ -40,6 +41,16 @@ class ScaffoldAggregator(Aggregator):
         """Weights, and the change of the client's control in the same shapes."""
         weights = super().expected(state, counts)
         return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """A control that does not follow from the weights: c_k' - c_k + c = (x - y) / (t_k lr)."""
+        gradient = update.tensors[BACKBONE].double() + state[BACKBONE]
+        step = state["backbone"].double() - update.tensors["backbone"]
+        length = step.norm() * gradient.norm()
+        rounded = step.norm() <= 1e-4 * state["backbone"].double().norm()
+        if not rounded and gradient @ step < ALIKE * length:
+            return "its control does not follow from its weights"
+        return super().defect(state, update)
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
