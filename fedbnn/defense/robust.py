@@ -41,7 +41,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-ROWS, LONG = ("prototypes", "prototypes.precision", "prototypes.scaffold"), 5.0
+ROWS, LONG = ("prototypes", "prototypes.precision"), 5.0
 LEAST = 1e-6
 
 

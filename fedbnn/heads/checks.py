@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY = 1e-4, 1e-30
-APART, LONG = 3.0, 5.0
+APART, LONG, LARGE, CALM = 3.0, 5.0, 20.0, 0.2
 Apart = dict[int, tuple[float, str]]
 FAR = "a class lies farther out than its images can"
 
@@ -155,6 +155,32 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
         usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
         ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
         found[client] = max(ratios, default=0.0) / LONG, name
+    return found
+
+
+def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
+    """A relative change of moments by that of the others, or by a fifth if they are calm: limit 5.
+
+    All measure the same two backbones.
+    """
+    found: Apart = {}
+    for client, own in drifts.items():
+        others = [drift for other, drift in drifts.items() if other != client]
+        if len(others) > 1:
+            found[client] = own / max(lower_median(others), CALM) / LONG, "moments before training"
+    return found
+
+
+def apart_in_size(sizes: Mapping[int, float], name: str) -> Apart:
+    """How large something is by the largest of the others, where honest ones differ by orders.
+
+    The limit is 20; two others are needed.
+    """
+    found: Apart = {}
+    for client, own in sizes.items():
+        others = [size for other, size in sizes.items() if other != client]
+        if len(others) > 1 and (most := max(others)):
+            found[client] = own / most / LARGE, name
     return found
 
 

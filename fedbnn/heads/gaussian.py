@@ -175,24 +175,29 @@ class StatisticsAggregator:
         return checks.defect_of_moments(class_counts(update), *found.values())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The second moment per image: what all clients have in common, whatever their classes."""
-        yield update.tensors["posteriors.moment"] / max(1, update.samples)
+        """The covariance within classes, whichever these are: all clients have it in common."""
+        sums, counts = update.tensors["posteriors.sum"].double(), class_counts(update)
+        between = (sums / counts.clamp_min(1)[:, None]).T @ sums
+        within = update.tensors["posteriors.moment"] - triangle(between)
+        yield (within / max(1, update.samples - len(counts))).float()
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
         return {}
 
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
-        """How far class means, and the moments that drift is read from, are from the others'."""
+        """How far class means are from the others', and how much larger the drift is."""
         means = checks.apart_in_means({update.client: self._means(update) for update in updates})
-        drifts = [
-            checks.apart_in_points(
-                {u.client: u.tensors[f"posteriors.{name}"].view(-1) / u.samples for u in updates},
-                f"moments ({name})",
-            )
-            for name in ("before", "cross")
-        ]
-        return checks.farthest(means, *drifts)
+        drifts = checks.apart_in_drift({update.client: self._drift(update) for update in updates})
+        return checks.farthest(means, drifts)
+
+    def _drift(self, update: Update) -> float:
+        """max(|A - M|, |B - M|) / |M| without ones: how the second moment changed in the round."""
+        moment = square(update.tensors["posteriors.moment"].double(), self.width)
+        before = square(update.tensors["posteriors.before"].double(), self.width + 1)[:-1, :-1]
+        cross = update.tensors["posteriors.cross"].double()[:-1]
+        change = torch.stack([before - moment, cross - moment]).norm(dim=(1, 2)).max()
+        return float(change / moment.norm().clamp_min(checks.TINY))
 
     def _means(self, update: Update) -> checks.ClassMeans:
         squares = diagonal(update.tensors["posteriors.moment"].double(), self.width)

@@ -17,6 +17,7 @@ The Fisher is that of the likelihood the client trains: the softmax over the cla
 knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
-from fedbnn.heads.checks import Apart, apart_in_points
+from fedbnn.heads.checks import Apart, apart_in_size
 from fedbnn.heads.prototypes import gathered, trained
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, pieces
+from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, largest, pieces
 from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
@@ -170,9 +171,9 @@ class ImportanceAggregator(Aggregator):
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
-        """How far the roots of the prototypes' importances stand from the others'."""
-        roots = {u.client: u.tensors["prototypes"].clamp_min(0).sqrt().view(-1) for u in updates}
-        return apart_in_points(roots, "importances of prototypes")
+        """The size of the prototypes' importances, likewise: a sure client has hardly any."""
+        sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
+        return apart_in_size(sizes, "importances of prototypes")
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""

@@ -138,7 +138,8 @@ def test_fewer_images_than_the_roll_call_said_are_fine_only_where_memories_chang
 ) -> None:
     fewer = honest(0, samples=5, counts={"cat": 3, "dog": 2})
     assert reason_of(candidates(), fewer) == "claims 3 images of cat, the announcement said 6"
-    one = honest(0, samples=6, counts={"cat": 6}, tensors=having("prototypes", torch.ones(1, 3)).tensors)
+    row = having("prototypes", torch.ones(1, FEATURES)).tensors
+    one = honest(0, samples=6, counts={"cat": 6}, tensors=row)
     assert reason_of(candidates(), one) == "claims 6 images, the announcement said 10"
     assert candidates(replace(CALL, forgets=True)).admit(reply(fewer))
 
