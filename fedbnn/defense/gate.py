@@ -1,9 +1,9 @@
 """The only way in: an update crosses the gate as bytes and is accepted, or refused with one reason.
 
 In order: size, safetensors header, digest, schema; run, round, exchange, client known and not heard
-yet; the instruction it answers; same tensors, shapes and types; finite; plausible number of images;
-positive precision; and, once all have answered, its influence against that of the others. What a
-client keeps for itself comes the same way: size, bytes, tensors, finite, no more than it was shown.
+yet; the instruction it answers; same tensors, shapes and types; finite; the images it announced;
+what weights, variances and statistics cannot contradict; and, once all have answered, its influence
+and what has units of its own against those of the others. What a client keeps for itself comes the same way: size, bytes, tensors, finite, no more than it was shown.
 Nothing is broadcast, repaired or executed. What is accepted was read and checked once.
 """
 

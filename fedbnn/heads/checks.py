@@ -14,9 +14,9 @@ means m_kc of clients k scatter as their images do: with S the variance of all f
 classes, and the mean r_c of n_rc images that the server or the other clients know of,
 
     D_kc^2 = |m_kc - r_c|^2 / (S (1 / n_kc + 1 / n_rc))                   about 1
-    trust_k = 1 for max_c D_kc <= 3, falling to 0 at twice that
+    trust_k = 1 for max_c D_kc <= 4, falling to 0 at twice that
 
-so nobody moves a class more than three times as far as the images it announced do by chance.
+so nobody moves a class more than four times as far as the images it announced do by chance.
 """
 
 import math
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY = 1e-4, 1e-30
-APART, LONG, LARGE, CALM = 3.0, 5.0, 20.0, 0.2
+APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
 Apart = dict[int, tuple[float, str]]
 FAR = "a class lies farther out than its images can"
 
@@ -111,7 +111,7 @@ class ClassMeans:
 
 
 def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
-    """max_c D_kc / 3 of every client, by whatever is nearer: the server's mean or the others'."""
+    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'."""
     found: Apart = {}
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]

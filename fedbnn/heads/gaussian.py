@@ -175,11 +175,11 @@ class StatisticsAggregator:
         return checks.defect_of_moments(class_counts(update), *found.values())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The covariance within classes, whichever these are: all clients have it in common."""
+        """The variance of every feature within classes: all clients have it in common."""
         sums, counts = update.tensors["posteriors.sum"].double(), class_counts(update)
-        between = (sums / counts.clamp_min(1)[:, None]).T @ sums
-        within = update.tensors["posteriors.moment"] - triangle(between)
-        yield (within / max(1, update.samples - len(counts))).float()
+        between = (sums.square() / counts.clamp_min(1)[:, None]).sum(0)
+        within = diagonal(update.tensors["posteriors.moment"].double(), self.width) - between
+        yield (within.clamp_min(0) / max(1, update.samples - len(counts))).float()
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
