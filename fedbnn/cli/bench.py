@@ -122,7 +122,7 @@ def _case(network: str, repeats: float) -> list[Row]:
         REFERENCE: step(_standard(network), fused=False),
         "SNN, fused Adam": step(_standard(network)),
         "FedBNN (Pyro)": step(_bayesian(network)),
-        "FedBNN, learned scales": step(_bayesian(network, learned=True)),
+        "FedBNN, curvature": step(_bayesian(network, learned=False)),
         "FedBNN, feature distillation": step(_bayesian(network, distillation=1.0)),
     }
     if importlib.util.find_spec("torchbnn"):
@@ -138,7 +138,7 @@ def _standard(network: str) -> tuple[nn.Module, Loss]:
 
 
 def _bayesian(
-    network: str, distillation: float = 0.0, learned: bool = False
+    network: str, distillation: float = 0.0, learned: bool = True
 ) -> tuple[nn.Module, Loss]:
     """The same with a posterior, as a client trains it: one draw, closed-form KL."""
     backbone = NETWORKS[network](IMAGE)

@@ -76,9 +76,9 @@ class FedBNN(Method):
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
-        precision: how certain a client becomes. `curvature`: scales are held while means are
-            trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/curvature.py). `learned`:
-            gradient descent on log scales, as published.
+        precision: how certain a client becomes. `learned`: gradient descent on log scales, as
+            published. `curvature`: scales are held while means are trained, then L_k = L_0 + F_k /
+            c in closed form (fedbnn/bayes/curvature.py).
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         scale_constant: one initial scale for all weights.

@@ -146,6 +146,15 @@ class Machines:
                 found += [pid] if program.encode() in words else []
         return found
 
+    def next_order(self, name: str) -> int:
+        """Wait for an order that is not at a site yet; the process that follows it."""
+        before = self.pids(name, "flwr-clientapp")
+
+        def fresh() -> list[int]:
+            return [pid for pid in self.pids(name, "flwr-clientapp") if pid not in before]
+
+        return int(until(f"an order at {name}", fresh)[0])
+
     def close(self) -> None:
         for name in [*self.running]:
             self.kill(name)

@@ -65,4 +65,4 @@ def test_one_local_client_is_one_fedavg_client(toy, played) -> None:
 
 def test_local_sends_nothing_up(toy, played) -> None:
     local, averaged = played(Local(), toy()).records[1], played(FedAvg(), toy()).records[1]
-    assert local["bytes_up"] < averaged["bytes_up"] / 1.5
+    assert local["bytes_up"]["train"] < averaged["bytes_up"]["train"] / 1.5
