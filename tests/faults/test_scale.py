@@ -124,6 +124,7 @@ def few_threads() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("few_threads")
 def test_three_hundred_rounds_of_two_hundred_clients_are_flat(tmp_path: Path) -> None:
     seen = played(tmp_path, 300)
