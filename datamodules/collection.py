@@ -106,13 +106,14 @@ def collect(
     classes = tuple(names[place] for place in order)
     labels = task_labels(incremental, tables, tasks, domains)
     groups = {name: classes[group.start : group.stop] for name, group in labels.items()}
-    spoken = {name: _spoken(own) if incremental == "class" else "" for name, own in groups.items()}
-    named = tuple(Task(spoken[name] or name, own) for name, own in groups.items())
+    if incremental == "class":
+        groups = {spoken_name(own) or name: own for name, own in groups.items()}
+    named = tuple(Task(name, own) for name, own in groups.items())
     look = common_preprocess(tables)
     return Collection(classes, named, (*labels.values(),), domains, train, test, look)
 
 
-def _spoken(classes: Sequence[str]) -> str:
+def spoken_name(classes: Sequence[str]) -> str:
     """What people call these classes, if it is words and few: `cat, dog`."""
     names = [name.partition("/")[2].replace("_", " ") for name in classes]
     said = ", ".join(names)

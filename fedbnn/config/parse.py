@@ -21,6 +21,7 @@ from fedbnn.config import yaml
 from fedbnn.config.ranges import WORDS
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
 from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.own import imported
 
 USAGE = "python train.py --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
@@ -154,7 +155,7 @@ def _names(tree: Tree, schema: Schema) -> dict[str, str]:
             if not isinstance(default, str):
                 default = default.get(names[entry.follows], next(iter(entry.choices)))
             names[key] = tree.get(key, {}).get("name", default)
-            entry.builder(key, names[key])
+            _built_by(entry, key, names[key])
     return names
 
 
@@ -203,7 +204,17 @@ def _build(entry: Section | Named | Free, name: str) -> Builder:
     """What is called with the arguments of a section."""
     if isinstance(entry, Free):
         return dict
-    return entry.builder("", name) if isinstance(entry, Named) else entry.build
+    return _built_by(entry, "", name) if isinstance(entry, Named) else entry.build
+
+
+def _built_by(entry: Named, key: str, name: object) -> Builder:
+    """What a name stands for in the section `key`."""
+    if isinstance(name, str) and name in entry.choices:
+        return entry.choices[name]
+    if isinstance(name, str) and ":" in name and entry.own:
+        return entry.own(imported(name))
+    what = f"unknown {key} {_short(repr(name))}"
+    raise ConfigError(what, fix=did_you_mean(str(name), entry.choices))
 
 
 def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name: str) -> None:

@@ -4,11 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from fedbnn.errors import ConfigError, did_you_mean
-from fedbnn.own import imported
-
 Builder: TypeAlias = Callable[..., Any]
-MOST = 60
 
 
 @dataclass(frozen=True)
@@ -43,15 +39,6 @@ class Named:
     given: Collection[str] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own: Callable[[Any], Builder] | None = None
-
-    def builder(self, key: str, name: object) -> Builder:
-        """What the name stands for in the section `key`."""
-        if isinstance(name, str) and name in self.choices:
-            return self.choices[name]
-        if isinstance(name, str) and ":" in name and self.own:
-            return self.own(imported(name))
-        said = repr(name) if len(repr(name)) <= MOST else f"{repr(name)[:MOST]}..."
-        raise ConfigError(f"unknown {key} {said}", fix=did_you_mean(str(name), self.choices))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ rows there are. Where the rows stay on the clients, each client is tested on the
 then the mean is taken.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from fedbnn.stream import Stream, Task
 
 REGIMES = ("task_aware", "class_agnostic")
 UNCERTAINTIES = ("entropy", "mutual_information")
+LOOKED_AT = 200
+"""Images of the next round that tell whether they look strange."""
 FULL = ("pooled", "novelty", "diagnostics")
 
 
@@ -94,17 +97,19 @@ def _predict_chunk(model: Predictor, images: ImageSet, task: Task) -> tuple[Tens
 def evaluate_round(
     model: Predictor, stream: Stream, round: int, settings: Evaluation, known_only: bool = False
 ) -> dict[str, Any]:
-    """The evaluated part of a round's record: fon, tasks, `FULL`, seen_classes.
+    """The evaluated part of a round's record: fon, surprise, tasks, `FULL`, seen_classes.
 
     `pooled` are the numbers of all images of the tasks begun, together. With `known_only` the test
     sets hold only the classes that the model has rows for.
     """
     this = _Round(model, stream, round, settings, known_only)
     with torch.inference_mode():
-        fon = this.focus_on_now() if settings.now(round, stream) else None
+        due = settings.now(round, stream)
+        fon, surprise = (this.focus_on_now(), this.surprise()) if due else (None, None)
         full = this.full() if settings.full(round, stream) else {}
     nothing = {"tasks": [None] * len(stream.tasks), **dict.fromkeys(FULL)}
-    return {"fon": fon, **nothing, **full, "seen_classes": len(model.classes)}
+    seen = {"surprise": surprise, "seen_classes": len(model.classes)}
+    return {"fon": fon, **nothing, **full, **seen}
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,18 @@ class _Round:
                 for name in REGIMES:
                     right[name] += metrics.quality(*found.regime(name)).accuracy * int(mine.sum())
         return {name: total / len(images) for name, total in right.items()} if len(images) else None
+
+    def surprise(self) -> float | None:
+        """How strange the images of the next round look, before anybody has learnt from them.
+
+        Without labels: their mean predictive entropy, 1 where all classes known are equally likely.
+        """
+        if self.round == self.stream.rounds or len(self.model.classes) < 2:
+            return None
+        few = min(self.settings.images or LOOKED_AT, LOOKED_AT)
+        images = self._tested(self.stream.test_now(self.round + 1, few))
+        found = self._predict(images, self.stream.tasks[0])
+        return float(found.entropy.mean()) / math.log(len(self.model.classes)) if found else None
 
     def full(self) -> dict[str, Any]:
         """Every task begun, on its full test set; and whether classes never seen look strange."""

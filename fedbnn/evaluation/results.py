@@ -50,6 +50,7 @@ def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
         "down_weighted": _incidents(lines, "trust", "trust"),
         "shares": [list(line.get("shares") or []) for line in lines],
         "posterior": _by_round(lines, "posterior"),
+        "surprise": [line.get("surprise") for line in lines],
         "train": _by_round(lines, "train"),
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.report import style
@@ -69,6 +69,7 @@ def training(runs: Runs) -> Figure | None:
     for axes, (name, curves) in zip(panels, shown.items(), strict=True):
         _draw_curves(axes, curves)
         axes.set(title=TRAINED[name], xlabel="round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.axes[0].set_ylabel("nats an image")
     return style.legend_below(figure)
 

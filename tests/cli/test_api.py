@@ -1,6 +1,7 @@
 """FedBNN from Python: the same as the commands, wherever it is called."""
 
 import asyncio
+import itertools
 import signal
 import sys
 from importlib.machinery import ModuleSpec
@@ -112,3 +113,12 @@ def test_a_mistake_is_an_exception_of_one_line() -> None:
         fedbnn.run("quickstart", network=nn.Linear(3, 3))
     with pytest.raises(AttributeError, match="no attribute 'ruin'"):
         fedbnn.ruin  # noqa: B018
+
+
+def test_images_look_strange_before_a_task_begins_and_no_label_says_so(home: Path) -> None:
+    """Over exact class posteriors: twice as strange as before any other round of the task."""
+    head = {"method": "exact", "head.filters": 20, "stream.rounds_per_task": 4}
+    results = fedbnn.run("quickstart", run_dir=home / "run", **head).results
+    surprise, ends = results["surprise"], results["task_ends"]
+    for before, end in itertools.pairwise(ends[:-1]):
+        assert surprise[end - 1] > 2 * max(surprise[before : end - 1])

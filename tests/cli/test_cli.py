@@ -1,6 +1,8 @@
 """The command `fedbnn`."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import fedbnn.cli
 from fedbnn import __version__
 from fedbnn.cli.main import COMMANDS, main, subcommand
 from fedbnn.errors import Exit
+from tests.cli.command import environment
 
 FOLDER = Path(fedbnn.cli.__file__).parent
 
@@ -40,6 +43,19 @@ def test_the_command_alone_lists_its_subcommands(
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == Exit.DONE
     assert capsys.readouterr().out == f"fedbnn {__version__}\n"
+
+
+def test_the_package_and_its_version_cost_no_import_of_torch() -> None:
+    code = "import sys, fedbnn, fedbnn.cli.main as m; m.main(['--version'])"
+    code += "; assert not {'torch', 'torchvision', 'jsonargparse', 'numpy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchvision_can_be_imported_after_the_package_whoever_does() -> None:
+    code = "import fedbnn, pytorch_lightning, torchvision; torchvision.models.resnet18()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 WRONG = {

@@ -1,6 +1,7 @@
 """`fedbnn compare`: a grid of runs that can be stopped, continued, and has tables at its end."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,40 +13,43 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep
+from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep, options
 from fedbnn.cli.compare import grid as cells
 from fedbnn.cli.compose import SCHEMA
 from fedbnn.config.parse import parse
+from fedbnn.storage import run_dir
 from tests.cli.command import environment, fedbnn, files, started
 
 STAND_IN = """
-import hashlib, json, shutil, sys
-from pathlib import Path
-finished, method, seed, directory, failing = sys.argv[1:]
-if failing in Path(directory).name:
+import shutil, sys
+made, directory, failing = sys.argv[1:]
+if failing in directory:
     sys.exit("error: a client sat on the cable")
-shutil.copytree(finished, directory)
-results = json.loads((Path(directory) / "results.json").read_text())
-results |= {"method": method, "seed": int(seed)}
-(Path(directory) / "results.json").write_text(json.dumps(results))
-end = Path(directory) / "state" / "finished.json"
-said = {key: value for key, value in json.loads(end.read_text()).items() if key != "sha256"}
-del said["body"]["files"]["results.json"]
-sha256 = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-end.write_text(json.dumps({**said, "sha256": sha256}))
+shutil.copytree(made, directory)
 """
 
 
 @pytest.fixture
-def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In the place of each run a process that copies a finished one.
+def stand_ins(
+    finished: Path,
+    home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """In the place of each run a process that copies a finished one, under another name.
 
     It fails where a name in this list is part of its own.
     """
     failing: list[str] = []
 
     def command(cell: Cell, _config: list[str]) -> list[str]:
-        told = [finished, cell.method, cell.seed, cell.directory, next(iter(failing), "nothing")]
+        made = tmp_path_factory.mktemp("made") / cell.name
+        shutil.copytree(finished, made)
+        results = json.loads((made / "results.json").read_text())
+        results |= {"method": cell.method, "seed": cell.seed}
+        (made / "results.json").write_text(json.dumps(results))
+        run_dir.sealed_again(made, [made / "results.json"])
+        told = [made, cell.directory, next(iter(failing), "nothing")]
         return [sys.executable, "-c", STAND_IN, *map(str, told)]
 
     monkeypatch.setattr(Cell, "command", command)
@@ -144,7 +148,7 @@ def test_a_sweep_over_words_has_the_table_and_curves_but_no_plot(
         f"fedavg {value}" in (home / "sweep" / "tables.md").read_text()
         for value in ("iid", "dirichlet")
     )
-    assert [path.name for path in (home / "sweep" / "figures").iterdir()] == ["focus_on_now.png"]
+    assert {path.stem for path in (home / "sweep" / "figures").iterdir()} == {"focus_on_now"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -168,6 +172,18 @@ def test_a_setting_for_one_method_wins_over_one_for_all(tmp_path: Path) -> None:
     }
     assert mine["fedavg"] == {"client.lr": "1", "head": "gaussian"}
     assert mine["local"] == {"client.lr": "1", "head": "linear"}
+
+
+def test_a_setting_may_be_a_flag_and_one_of_a_method_of_ones_own_has_its_path(
+    tmp_path: Path,
+) -> None:
+    mine = "tests.cli.own_parts:Mine"
+    words = ["--config", "x", "--methods", f"{mine},fedavg", "--seeds", "0"]
+    words += ["--client.lr", "0.01", "--client.epochs=3", "--set", f"{mine}:method.strength=1"]
+    asked = options(words)
+    found = cells(asked.methods, asked.seeds, dict(asked.set), None, tmp_path)
+    both = {"client.lr": "0.01", "client.epochs": "3"}
+    assert [dict(cell.settings) for cell in found] == [{**both, "method.strength": "1"}, both]
 
 
 def test_a_comparison_is_one_group_and_every_run_has_a_name_of_its_own(home: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from jsonargparse import ArgumentError
+from PIL import Image
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 import fedbnn
-from fedbnn.errors import RunDirectoryError
+from fedbnn.errors import DataError, RunDirectoryError
 from fedbnn.export import CARD, MODEL, Card, load
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.networks import MLP, NETWORKS
@@ -31,7 +32,7 @@ from tests.core.predictors import (
     state_of,
 )
 
-FULL = GaussianHead(0.8, 0.6, 0.02, False, 2.0, 0.3, "frequency")
+FULL = GaussianHead(0.8, 0.6, 0.02, False, temperature=2.0, prototypes=0.3, prior="frequency")
 
 
 def forged(folder: Path, **changes: Any) -> None:
@@ -108,6 +109,56 @@ def test_the_look_of_images_is_saved(tmp_path: Path) -> None:
     backbone = MLP(SHAPE, (5,))
     look = saved(tmp_path, backbone, state_of(backbone)).card.preprocess
     assert (look.mean, look.deviation) == (LOOK.mean, LOOK.deviation)
+
+
+def plain_model(folder: Path) -> fedbnn.export.Model:
+    """A small model, saved and loaded."""
+    backbone = MLP(SHAPE, (5,))
+    return saved(folder, backbone, state_of(backbone))
+
+
+def test_an_image_is_the_same_however_it_is_given(tmp_path: Path) -> None:
+    model, pixels = plain_model(tmp_path), images(4).pixels
+    wanted = model.predict(pixels).probabilities
+    colour = pixels.shape[1] == 3
+    pictures = [Image.fromarray(one.permute(1, 2, 0).squeeze().numpy()) for one in pixels]
+    ways = (pixels.numpy(), pixels.double() / 255, list(pixels), tuple(pixels.numpy()), pictures)
+    for given in (*ways, pixels.permute(0, 2, 3, 1)):
+        assert torch.equal(model.predict(given).probabilities, wanted)
+    for given in (pixels[0], pixels[0].numpy() / 255, pictures[0], pixels[0].permute(1, 2, 0)):
+        assert torch.allclose(model.predict(given).probabilities, wanted[:1])
+    other = pixels[0, 0] if colour else pixels[0].expand(3, -1, -1)
+    assert len(model.predict(other).labels) == 1
+    assert len(model.predict(torch.rand(3, 50, 20)).labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (torch.full((8, 8), 1.5), "pixels outside of 0..1"),
+        (torch.full((8, 8), torch.nan), "pixels outside of 0..1"),
+        (torch.zeros(8, 8, dtype=torch.int64), "an image is of int64"),
+        (torch.zeros(2, 5, 8, 8), "an image has the shape (5, 8, 8)"),
+        (torch.zeros(1, 0, 8), "an image has the shape"),
+        ([], "these are no images"),
+        (3, "these are no images"),
+        ("a.png", "an image has the shape ()"),
+        ([[[1, 2], [3]]], "these are no images"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_one_line(tmp_path: Path, given: Any, said: str) -> None:
+    with pytest.raises(DataError) as failure:
+        plain_model(tmp_path).predict(given)
+    assert said in str(failure.value)
+
+
+@pytest.mark.parametrize("name", ["os:getcwd", "subprocess:run", "builtins:print", "torch:load"])
+def test_a_card_cannot_make_loading_call_what_is_no_network(tmp_path: Path, name: str) -> None:
+    plain_model(tmp_path)
+    forged(tmp_path, network={"name": name, "options": {"args": ["touch", str(tmp_path / "x")]}})
+    with pytest.raises(RunDirectoryError, match="is no network"):
+        load(tmp_path)
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_package_loads_by_name(tmp_path: Path) -> None:

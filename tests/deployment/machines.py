@@ -137,6 +137,13 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
+    def freeze(self, name: str) -> None:
+        """Stop a machine and all that runs on it, without an end."""
+        top = self.running[name].pid
+        for pid in [top, *descendants(top)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
     def pids(self, name: str, program: str) -> list[int]:
         """The processes of a program that runs on a machine."""
         found = []
@@ -145,6 +152,15 @@ class Machines:
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
                 found += [pid] if program.encode() in words else []
         return found
+
+    def next_order(self, name: str) -> int:
+        """Wait for an order that is not at a site yet; the process that follows it."""
+        before = self.pids(name, "flwr-clientapp")
+
+        def fresh() -> list[int]:
+            return [pid for pid in self.pids(name, "flwr-clientapp") if pid not in before]
+
+        return int(until(f"an order at {name}", fresh)[0])
 
     def close(self) -> None:
         for name in [*self.running]:

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.cli.command import final
-from tests.deployment.machines import Machines, until
+from tests.deployment.machines import Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
@@ -28,7 +28,7 @@ def test_a_site_killed_in_mid_round_is_waited_for_and_takes_part_again(
     """What its client keeps is on its disk: the bytes of SCAFFOLD need it in the second round."""
     machines.run("--config small.yaml --run_dir killed", wait=False)
     machines.committed("killed", 1)
-    until("an order at the site", lambda: machines.pids("site1", "flwr-clientapp"))
+    machines.next_order("site1")
     machines.kill("site1")
     machines.site("site1", "1")
     machines.finished("killed")
@@ -57,6 +57,19 @@ def test_the_superlink_restarted_finds_its_sites_and_the_run_goes_on(
     machines.superlink()
     said = machines.run("--resume relinked")
     assert final(machines.home / "relinked") == expected, said
+
+
+def test_a_site_that_freezes_is_named_and_the_others_go_on(machines: Machines) -> None:
+    machines.run("--config small.yaml --run_dir frozen --gate.quorum 0.5", wait=False)
+    machines.committed("frozen", 1)
+    machines.next_order("site1")
+    machines.freeze("site1")
+    machines.finished("frozen")
+    machines.kill("site1")
+    machines.site("site1", "1")
+    log = machines.log("frozen")
+    assert "the site of client 1 has left" in log
+    assert "client 1 failed: no site served it for 120 s" in log
 
 
 def test_two_sites_that_claim_one_client_are_named_and_the_others_go_on(

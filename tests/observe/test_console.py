@@ -68,6 +68,11 @@ def test_every_client_that_did_not_count_is_named_with_the_reason(lines, run) ->
         assert "client 7 was refused: influence 1e6 times the median" in text
 
 
+def test_a_client_that_counted_late_is_named(lines, run) -> None:
+    late = [{**line, "late": {"5": 2}} if line["round"] == 3 else line for line in lines]
+    assert "client 5 counted 2 round(s) late" in shown(io.StringIO(), late, run)
+
+
 def test_updates_that_counted_less_are_shown_with_their_trust_and_counted_at_the_end(
     lines, run
 ) -> None:

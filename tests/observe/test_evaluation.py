@@ -71,7 +71,7 @@ def test_the_size_of_the_chunks_changes_nothing(stream, predictor) -> None:
 def test_every_image_passes_the_model_once(stream, predictor) -> None:
     model = predictor(stream.classes[:2])
     evaluate_round(model, stream, 2, Evaluation(images=10, novelty_images=5, batch_size=8))
-    assert sum(model.calls) == 10 + 40 + 2 * 5
+    assert sum(model.calls) == 10 + 10 + 40 + 2 * 5  # now, next, the task, two to come
     assert max(model.calls) <= 8
 
 
@@ -134,6 +134,7 @@ def test_between_evaluations_the_line_is_empty(stream, predictor) -> None:
     line = evaluate_round(predictor(stream.classes[:2]), stream, 1, Evaluation(every=5))
     assert line == {
         "fon": None,
+        "surprise": None,
         "tasks": [None] * 3,
         "pooled": None,
         "novelty": None,
@@ -189,3 +190,16 @@ def test_clients_are_tested_on_the_classes_they_know_and_the_mean_is_taken(
     assert found["novelty"] is None
     nobody = evaluate_clients([predictor(())], stream, 1, Evaluation())
     assert nobody["fon"] is None
+
+
+def test_surprise_is_one_where_nothing_is_known_and_none_when_nothing_follows(
+    stream, predictor
+) -> None:
+    known = stream.classes[:4]
+    blank = evaluate_round(predictor(known, lambda *_: 0.0), stream, 1, Evaluation())
+    one = predictor(known, lambda _, column: 50.0 * (column == known[0]))
+    sure = evaluate_round(one, stream, 1, Evaluation())
+    assert blank["surprise"] == pytest.approx(1.0)
+    assert sure["surprise"] == pytest.approx(0.0, abs=1e-6)
+    last = evaluate_round(predictor(known), stream, stream.rounds, Evaluation())
+    assert last["surprise"] is None

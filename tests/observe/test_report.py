@@ -28,7 +28,7 @@ CHROMIUM = next(
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
 QUIET += " --disable-background-networking --disable-component-update"
 QUIET += " --disable-sync --enable-logging=stderr"
-WINDOW = (1000, 8000)
+WINDOW = (1000, 10000)
 CONFIG_LINES = 2000
 NOTHING = '<figure id="nothing"><svg viewBox="0 0 640 320"></svg></figure>'
 PROBE = """<script>

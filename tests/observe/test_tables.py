@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fedbnn.report import page, tables
-from fedbnn.report.values import Cell, Table
+from fedbnn.report.values import Cell, Table, task_names
 from fedbnn.tracking.console import terminal
 
 
@@ -229,3 +229,10 @@ def test_csv_has_every_number_unrounded(grid) -> None:
     assert len(rows) == sum(len(row.cells) for table in made for row in table.rows)
     mine = next(row for row in rows if row["row"] == "fedbnn" and row["column"] == "aware @TS")
     assert float(mine["value"]) == cell(made[0], "fedbnn", "aware @TS").value
+
+
+def test_tasks_are_numbered_where_seeds_have_other_classes_in_them(grid) -> None:
+    assert task_names(grid) == ["one", "two", "three"]
+    other = [{**grid[0], "task_names": ["cat, dog", "two", "three"]}, *grid[1:]]
+    assert task_names(other) == ["task 1", "task 2", "task 3"]
+    assert any("task 1" in table.heads for table in tables.main(other))

@@ -6,9 +6,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from fedbnn import __version__
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -49,6 +52,22 @@ def test_the_console_command_is_the_one_tested() -> None:
     assert PROJECT["scripts"] == {"fedbnn": "fedbnn.cli.main:main"}
     installed = [point for point in entry_points(group="console_scripts") if point.name == "fedbnn"]
     assert all(point.value == "fedbnn.cli.main:main" for point in installed)
+
+
+def test_the_citation_names_this_version_and_the_paper() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == __version__
+    assert cited["license"] == PROJECT["license"]
+    assert cited["preferred-citation"]["title"].endswith("Federated Continual Learning")
+    assert len(cited["preferred-citation"]["authors"]) == 7
+
+
+def test_the_image_is_built_of_files_that_are_there() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1] for line in lines if line.startswith("COPY") and "--from" not in line]
+    assert copied == [".", "constraints.txt"]
+    assert all((ROOT / name).exists() for name in copied)
+    assert 'ENTRYPOINT ["fedbnn"]' in lines
 
 
 def test_the_licence_and_the_lowest_python_are_stated() -> None:

@@ -141,10 +141,14 @@ def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, play
 
 def test_bytes_are_those_of_what_is_sent(toy, played) -> None:
     records = played(EWC(), toy()).records
-    plain, boundary, anchored = (records[number] for number in (1, 2, 3))
+    plain, boundary, anchored = (
+        {way: sum(records[number][way].values()) for way in ("bytes_up", "bytes_down")}
+        for number in (1, 2, 3)
+    )
     assert boundary["bytes_up"] > 1.5 * plain["bytes_up"]
     assert anchored["bytes_up"] < 1.3 * plain["bytes_up"]
     assert anchored["bytes_down"] > 1.8 * plain["bytes_down"]
+    assert records[2]["bytes_up"].keys() == {"train", "importance"}
 
 
 @pytest.mark.parametrize("strong", [EWC(strength=1e6), MAS(strength=1e6)])
