@@ -3,7 +3,8 @@
 In order: size, safetensors header, digest, schema; run, round, exchange, client known and not heard
 yet; the instruction it answers; same tensors, shapes and types; finite; the images it announced;
 what weights, variances and statistics cannot contradict; and, once all have answered, its influence
-and what has units of its own against those of the others. What a client keeps for itself comes the same way: size, bytes, tensors, finite, no more than it was shown.
+and what has units of its own against those of the others. What a client keeps for itself comes the
+same way: size, bytes, tensors, finite, no more than it was shown.
 Nothing is broadcast, repaired or executed. What is accepted was read and checked once.
 """
 
