@@ -1,9 +1,10 @@
 """The only way in: an update crosses the gate as bytes and is accepted, or refused with one reason.
 
 In order: size, safetensors header, digest, schema; run, round, exchange, client known and not heard
-yet; the instruction it answers; same tensors, shapes and types; finite; plausible number of images;
-positive precision; and, once all have answered, its influence against that of the others. What a
-client keeps for itself comes the same way: size, bytes, tensors, finite, no more than it was shown.
+yet; the instruction it answers; same tensors, shapes and types; finite; the images it announced;
+what weights, variances and statistics cannot contradict; and, once all have answered, its influence
+and what has units of its own against those of the others. What a client keeps for itself comes the
+same way: size, bytes, tensors, finite, no more than it was shown.
 Nothing is broadcast, repaired or executed. What is accepted was read and checked once.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive
 from fedbnn.defense import robust
 from fedbnn.errors import FederationError
+from fedbnn.heads.checks import Apart
 from fedbnn.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
 from fedbnn.methods.aggregation import largest
 from fedbnn.state import Malformed, State
@@ -60,8 +62,10 @@ class ExpectedUpdate:
     `prior` is the digest of the instruction, `sample_counts` the images by class of every client
     asked. `expected` gives the tensors of an update of so many images by class, `defect` says why
     an update cannot be folded, `influence` puts it as a point among the others, piece by piece, and
-    `known` says how long its rows are on the server, by tensor. `kept` gives the tensors of what a
-    client may keep for itself, given that and the images it announced.
+    `known` says how long its rows are on the server, by tensor. `apart` gives by client how far it
+    stands from the others in what has units of its own, 1 where trust begins to fall, and in what.
+    `kept` gives the tensors of what a client may keep for itself, given that and the images it
+    announced; where a memory of images changes in between, it `forgets` some of these.
     """
 
     run: str
@@ -73,7 +77,9 @@ class ExpectedUpdate:
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Iterable[Tensor]]
     known: Callable[[Update], Mapping[str, Sequence[float]]]
+    apart: Callable[[Sequence[Update]], Apart] = lambda _updates: {}
     kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
+    forgets: bool = False
 
 
 @dataclass
@@ -196,17 +202,23 @@ class Candidates:
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
         lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
         counts = {update.client: list(update.counts.values()) for update in trained}
+        apart = self.call.apart([update for update in accepted if update.samples])
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]
+            far, of = apart.get(client, (0.0, ""))
             known = self.call.known(update)
             long, name = robust.row_ratio(lengths, counts, moved, client, known)
             near, usual = robust.trust(pull, cap), robust.trust(long, robust.LONG)
-            self.trust[client] = min(near if client in moved else max(near, robust.LEAST), usual)
-            if not usual:
+            like = robust.trust(far, 1.0)
+            near = near if client in moved else max(near, robust.LEAST)
+            self.trust[client] = min(near, usual, like)
+            if not like:
+                self._expel(client, f"its {of} are {far:.3g} times as far out as they may be")
+            elif not usual:
                 self._expel(client, f"its {name} are {long:.3g} times as long as usual")
             elif not self.trust[client]:
-                apart = f"influence {pull:.3g} times the error of the others, the cap is {cap:g}"
-                self._expel(client, apart)
+                reason = f"influence {pull:.3g} times the error of the others, the cap is {cap:g}"
+                self._expel(client, reason)
 
     def _expel(self, client: int, reason: str) -> None:
         self.refuse(client, self.spool[client], reason)
@@ -261,13 +273,15 @@ def _finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _plausible(update: Update, call: ExpectedUpdate) -> None:
-    """No more images than the announcement said, in all and by class."""
+    """The images that the announcement said, in all and by class; of a memory no more."""
     said, claimed = call.sample_counts[update.client], sum(update.counts.values())
     most = sum(said.values())
     if not 0 <= update.samples <= most:
         raise Refused(f"claims {update.samples} images, the announcement said {most}")
     for name, count in update.counts.items():
-        if not 0 <= count <= said[name]:
+        if not (0 if call.forgets else said[name]) <= count <= said[name]:
             raise Refused(f"claims {count} images of {name}, the announcement said {said[name]}")
     if update.counts and claimed != update.samples:
         raise Refused(f"claims {update.samples} images, but {claimed} by class")
+    if update.samples < most and not call.forgets:
+        raise Refused(f"claims {update.samples} images, the announcement said {most}")

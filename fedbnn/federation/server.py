@@ -229,7 +229,9 @@ def exchange(
             defect=partial(aggregator.defect, state),
             influence=partial(aggregator.influence, state),
             known=partial(aggregator.known, state),
+            apart=partial(aggregator.apart, state),
             kept=partial(_kept, federation, state),
+            forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:

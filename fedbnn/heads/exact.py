@@ -14,13 +14,13 @@ images in k classes sends k d numbers and the R factor of its features (`fedbnn.
 float32 1.3 MB for 125 images, and is sent nothing but names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedbnn.heads import ExactHead, Head
+from fedbnn.heads import ExactHead, Head, checks
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, unpacked
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, ClassPosteriors, Spec, square, triangle
@@ -30,7 +30,7 @@ from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
 
 COUNT, SUM, MOMENT, ROWS = "exact.count", "exact.sum", "exact.moment", "exact.rows"
-ROUNDING = 1 + 1e-3
+LARGEST = 1024
 
 
 def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -126,11 +126,15 @@ class ExactAggregator:
         return {name: (shape, torch.float32) for name, shape in shapes.items()}
 
     def defect(self, state: State, update: Update) -> str | None:
-        """No class can have a longer sum than all images have features: s_cj^2 <= n_c M_jj."""
-        most = class_counts(update)[:, None] * self._factor(update).double().square().sum(0)
-        if bool((update.tensors[SUM].double().square() > ROUNDING * most + 1e-9).any()):
-            return "a class lies farther out than its images can"
-        return None
+        """What sums of any images cannot contradict; above 1,024 rows feature by feature alone."""
+        counts, sums = class_counts(update), update.tensors[SUM].double()
+        if self.head.features == "random_conv" and bool((sums < 0).any()):
+            return "a feature that is never negative is"
+        upper = self._factor(update).double()
+        if (reason := checks.defect_of_sums(counts, sums, upper.square().sum(0))) is not None:
+            return reason
+        whole = len(upper) > LARGEST or checks.within_factor(counts, sums, upper)
+        return None if whole else "its sums contradict its second moment"
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The variance of every feature within classes: all clients have it in common."""
@@ -142,6 +146,21 @@ class ExactAggregator:
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
         return {}
+
+    def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
+        """How far class means lie from those the server has, or from the other clients'."""
+        own = {update.client: self._means(update) for update in updates}
+        seen = met(state) if COUNT in state else ()
+        rows = state.index(seen)
+        if not seen:
+            return checks.apart_in_means(own)
+        mean = state[SUM][rows] / state[COUNT][rows, None]
+        return checks.apart_in_means(own, checks.ClassMeans(seen, mean, state[COUNT][rows], 0.0))
+
+    def _means(self, update: Update) -> checks.ClassMeans:
+        squares = self._factor(update).double().square().sum(0)
+        sums = update.tensors[SUM].double()
+        return checks.ClassMeans.of(update.classes, class_counts(update), sums, squares)
 
     def _factor(self, update: Update) -> Tensor:
         return unpacked(update.tensors["exact.factor"], update.samples, self.width)

@@ -16,7 +16,7 @@ generator.
 A class that is visited keeps `decay` of its old count, the scatter `memory` of its old weight.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.heads import GaussianHead
+from fedbnn.heads import GaussianHead, checks
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
@@ -33,6 +33,7 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 SERVER_ONLY = ("posteriors.", "exact.count", "exact.sum", "exact.moment")
+SENT = ("sum", "moment", "before", "cross")
 BATCH = 500
 
 
@@ -167,19 +168,41 @@ class StatisticsAggregator:
         return {f"posteriors.{name}": (shape, torch.float32) for name, shape in found}
 
     def defect(self, state: State, update: Update) -> str | None:
-        """Second moments have no negative diagonal."""
-        for name, width in (("moment", self.width), ("before", self.width + 1)):
-            if bool((diagonal(update.tensors[f"posteriors.{name}"], width) < 0).any()):
-                return "a second moment has a negative diagonal"
-        return None
+        """What statistics of any images cannot contradict (`fedbnn.heads.checks`)."""
+        found = {name: update.tensors[f"posteriors.{name}"].double() for name in SENT}
+        found["moment"] = square(found["moment"], self.width)
+        found["before"] = square(found["before"], self.width + 1)
+        return checks.defect_of_moments(class_counts(update), *found.values())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The second moment per image: what all clients have in common, whatever their classes."""
-        yield update.tensors["posteriors.moment"] / max(1, update.samples)
+        """The variance of every feature within classes: all clients have it in common."""
+        sums, counts = update.tensors["posteriors.sum"].double(), class_counts(update)
+        between = (sums.square() / counts.clamp_min(1)[:, None]).sum(0)
+        within = diagonal(update.tensors["posteriors.moment"].double(), self.width) - between
+        yield (within.clamp_min(0) / max(1, update.samples - len(counts))).float()
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
         return {}
+
+    def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
+        """How far class means are from the others', and how much larger the drift is."""
+        means = checks.apart_in_means({update.client: self._means(update) for update in updates})
+        drifts = checks.apart_in_drift({update.client: self._drift(update) for update in updates})
+        return checks.farthest(means, drifts)
+
+    def _drift(self, update: Update) -> float:
+        """max(|A - M|, |B - M|) / |M| without ones: how the second moment changed in the round."""
+        moment = square(update.tensors["posteriors.moment"].double(), self.width)
+        before = square(update.tensors["posteriors.before"].double(), self.width + 1)[:-1, :-1]
+        cross = update.tensors["posteriors.cross"].double()[:-1]
+        change = torch.stack([before - moment, cross - moment]).norm(dim=(1, 2)).max()
+        return float(change / moment.norm().clamp_min(checks.TINY))
+
+    def _means(self, update: Update) -> checks.ClassMeans:
+        squares = diagonal(update.tensors["posteriors.moment"].double(), self.width)
+        sums = update.tensors["posteriors.sum"].double()
+        return checks.ClassMeans.of(update.classes, class_counts(update), sums, squares)
 
     def fold(self, state: State) -> "StatisticsFold":
         """Sums, then the transport, then the merge."""

@@ -12,12 +12,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedbnn.heads import checks
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
-TRAIN, WHOLE = "train", ("backbone", "buffers")
+TRAIN, BUFFERS = "train", "buffers"
+WHOLE = ("backbone", BUFFERS)
 MOMENTS, SMALLEST = (".server_mean", ".server_square"), 1e-12
+EPSILON = 1e-5
 ROUNDING, PIECE = 2.0**-20, 2**15
 
 
@@ -102,6 +105,27 @@ def extrapolated(before: Tensor, after: Tensor, ratio: float) -> Tensor:
     return torch.cat([torch.lerp(mean, new_mean, ratio), torch.lerp(log, new_log, ratio).exp()])
 
 
+def defect_of_buffers(state: State, update: Update) -> str | None:
+    """Variances, the second half of the statistics of batch norm, are not negative."""
+    if BUFFERS not in update.tensors:
+        return None
+    (_, old), (_, new) = (one[BUFFERS].tensor_split(2) for one in (state, update.tensors))
+    return "a variance of batch norm is negative" if bool(((new < 0) & (old >= 0)).any()) else None
+
+
+def apart_in_buffers(state: State, updates: Sequence[Update]) -> checks.Apart:
+    """How far statistics of batch norm are from the others': (m - m_0) / s_0, log(s^2 / s_0^2)."""
+    mean, variance = state[BUFFERS].double().tensor_split(2)
+    variance = variance.clamp_min(0) + EPSILON
+    points = {}
+    for update in updates:
+        new_mean, new = update.tensors[BUFFERS].double().tensor_split(2)
+        move = (new_mean - mean) / variance.sqrt()
+        grown = (new.clamp_min(0) + EPSILON).log() - variance.log()
+        points[update.client] = torch.cat([move, grown])
+    return checks.apart_in_points(points, "statistics of batch norm")
+
+
 @dataclass(frozen=True)
 class Aggregator:
     """One exchange of a round: what goes down, what may come up, and how it is folded.
@@ -132,8 +156,8 @@ class Aggregator:
         return dict.fromkeys(names, ((count, state["prototypes"].shape[1]), torch.float32))
 
     def defect(self, state: State, update: Update) -> str | None:
-        """Why a well-formed update cannot be folded, if it cannot."""
-        return None
+        """Why a well-formed update cannot be folded, if it cannot: a negative variance."""
+        return defect_of_buffers(state, update)
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where an update stands among the others, piece by piece, to measure their distances."""
@@ -143,6 +167,10 @@ class Aggregator:
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
         """How long the update's rows are already, by tensor, where rows grow; none for points."""
         return {}
+
+    def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
+        """How far from the others what has its own units stands, in units of the limit."""
+        return apart_in_buffers(state, updates) if BUFFERS in self.names else {}
 
     def fold(self, state: State) -> Fold:
         """The accumulator of this exchange."""

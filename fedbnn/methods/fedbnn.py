@@ -43,6 +43,7 @@ from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.config.ranges import NonNegative, NonNegativeCount, Positive, Share
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
+from fedbnn.heads.checks import LONG, Apart, farthest, lower_median
 from fedbnn.messages import Update, class_counts
 from fedbnn.methods.aggregation import (
     ROUNDING,
@@ -51,6 +52,8 @@ from fedbnn.methods.aggregation import (
     ServerStep,
     Spec,
     WeightedMean,
+    apart_in_buffers,
+    defect_of_buffers,
     extrapolated,
     influence_of_factor,
     tempered,
@@ -180,6 +183,8 @@ class FactorAggregator(Aggregator):
 
     def defect(self, state: State, update: Update) -> str | None:
         """A factor must leave its posterior a positive precision, and rows a usual length."""
+        if (reason := defect_of_buffers(state, update)) is not None:
+            return reason
         scale = state["backbone.scale"]
         change = (update.tensors["backbone.precision"] * scale).mul_(scale)
         if change.numel() and change.amin() <= ROUNDING - 1:
@@ -191,6 +196,10 @@ class FactorAggregator(Aggregator):
         """The pull of the factor on the mean and on the precision, in units of the prior."""
         factor = (update.tensors["backbone.precision"], update.tensors["backbone.info"])
         return influence_of_factor(state["backbone"], state["backbone.scale"], *factor)
+
+    def apart(self, state: State, updates: Sequence[Update]) -> Apart:
+        """Statistics of batch norm, and the longest mean of a prototype by a usual one."""
+        return farthest(apart_in_buffers(state, updates), _apart_in_rows(state, updates))
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """L_c = |1 / s_c^2|: the length of the precision that each prototype has already."""
@@ -206,17 +215,39 @@ class FactorAggregator(Aggregator):
 
 def _defect_of_prototypes(state: State, update: Update) -> str | None:
     """A precision not positive, up to what float32 rounds away, or a mean longer than usual."""
-    index, rows = state.index(update.classes), state["prototypes"]
-    prior = Gaussian.from_moments(rows[index], state["prototypes.scale"][index])
-    client = prior * factor_of(update, "prototypes")
+    prior, client = _rows(state, update)
     if (client.precision / prior.precision).amin() <= ROUNDING:
         return "the precision of prototypes is not positive"
-    trained = rows.norm(dim=1)[state["prototypes.samples"] > 0]
-    usual = float(trained.median()) if len(trained) else 0.0
+    usual = _usual(state)
     longest = float(client.loc.norm(dim=1).max())
     if longest > LONGEST * usual > 0:
         return f"a prototype is {longest / usual:.3g} times as long as those of the server"
     return None
+
+
+def _rows(state: State, update: Update) -> tuple[Gaussian, Gaussian]:
+    """Prior and posterior of the prototypes that an update carries."""
+    index = state.index(update.classes)
+    prior = Gaussian.from_moments(state["prototypes"][index], state["prototypes.scale"][index])
+    return prior, prior * factor_of(update, "prototypes")
+
+
+def _usual(state: State) -> float:
+    """The length of a typical prototype on the server, of those that were ever trained."""
+    trained = state["prototypes"].norm(dim=1)[state["prototypes.samples"] > 0]
+    return float(trained.median()) if len(trained) else 0.0
+
+
+def _apart_in_rows(state: State, updates: Sequence[Update]) -> Apart:
+    """max_c |m_kc| / max(median_j median_c |m_jc|, that of the server), in units of the limit 5."""
+    carry = [update for update in updates if update.counts and "prototypes" in state]
+    lengths = {u.client: _rows(state, u)[1].loc.norm(dim=1).tolist() for u in carry}
+    known, found = _usual(state) if carry else 0.0, Apart()
+    for client, own in lengths.items():
+        others = [lower_median(rows) for other, rows in lengths.items() if other != client]
+        if usual := max(known, lower_median(others) if len(others) > 1 else 0.0):
+            found[client] = max(own) / usual / LONG, "prototypes"
+    return found
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from fedbnn.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS, GIVEN = "fcil.signals", "given"
-MAJORITY = 0.5
+MAJORITY, WORST = 0.5, 1e4
 
 
 class ProxyAggregator(Aggregator):
@@ -58,8 +58,8 @@ class ProxyAggregator(Aggregator):
     def defect(self, state: State, update: Update) -> str | None:
         """An entropy in [0, 1], a transition or none, a loss."""
         entropy, moved, loss = update.tensors[SIGNALS].tolist()
-        honest = 0 <= entropy <= 1 and moved in (0, 1) and loss >= 0
-        return None if honest else "its signals are out of range"
+        honest = 0 <= entropy <= 1 and moved in (0, 1) and 0 <= loss <= WORST
+        return super().defect(state, update) if honest else "its signals are out of range"
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the proxy's choice."""

@@ -17,8 +17,9 @@ The Fisher is that of the likelihood the client trains: the softmax over the cla
 knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,9 +28,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
+from fedbnn.heads.checks import Apart, apart_in_size
 from fedbnn.heads.prototypes import gathered, trained
 from fedbnn.messages import Update
-from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, pieces
+from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, largest, pieces
 from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
@@ -167,6 +169,11 @@ class ImportanceAggregator(Aggregator):
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The roots of the importances, which are as large as gradients."""
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
+
+    def apart(self, state: State, updates: Sequence[Update]) -> Apart:
+        """The size of the prototypes' importances, likewise: a sure client has hardly any."""
+        sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
+        return apart_in_size(sizes, "importances of prototypes")
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""

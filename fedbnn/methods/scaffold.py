@@ -13,7 +13,7 @@ weights: at 0.1 that throws single clients off on CIFAR-100 with ten of a hundre
 at 0.03 none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal, cast
@@ -23,14 +23,24 @@ from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
+from fedbnn.heads import checks
 from fedbnn.heads.prototypes import grow, padded
 from fedbnn.messages import Refused, Update
-from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, pieces
+from fedbnn.methods.aggregation import (
+    Aggregator,
+    Fold,
+    PointFold,
+    ServerStep,
+    Spec,
+    largest,
+    pieces,
+)
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
 from fedbnn.state import State
 
 BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
+ALIKE = 0.99
 
 
 class ScaffoldAggregator(Aggregator):
@@ -41,9 +51,25 @@ class ScaffoldAggregator(Aggregator):
         weights = super().expected(state, counts)
         return weights | {BACKBONE: weights["backbone"], PROTOTYPES: weights["prototypes"]}
 
+    def defect(self, state: State, update: Update) -> str | None:
+        """A control that does not follow from the weights: c_k' - c_k + c = (x - y) / (t_k lr)."""
+        gradient = update.tensors[BACKBONE].double() + state[BACKBONE]
+        step = state["backbone"].double() - update.tensors["backbone"]
+        length = step.norm() * gradient.norm()
+        rounded = step.norm() <= 1e-4 * state["backbone"].double().norm()
+        if not rounded and gradient @ step < ALIKE * length:
+            return "its control does not follow from its weights"
+        return super().defect(state, update)
+
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """Where weights and control change stand among those of the others."""
         return chain(super().influence(state, update), pieces(update.tensors[BACKBONE]))
+
+    def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
+        """The buffers, and the size of the prototypes' controls, which are gradients."""
+        sizes = {u.client: largest(u.tensors[PROTOTYPES]) for u in updates if u.counts}
+        rows = checks.apart_in_size(sizes, "controls of prototypes")
+        return checks.farthest(super().apart(state, updates), rows)
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the sum of the control changes."""

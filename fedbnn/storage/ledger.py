@@ -78,6 +78,11 @@ class Committed:
     record: dict[str, Any]
 
 
+def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
+    """Add one round to metrics.jsonl; when this returns, the line survives a power cut."""
+    files.write(run_dir / METRICS, as_line(record), "ab")
+
+
 def as_line(record: Mapping[str, Any]) -> bytes:
     """One line of metrics.jsonl, with null for every number that JSON does not have."""
     return json.dumps(finite(record), allow_nan=False).encode() + b"\n"

@@ -24,7 +24,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.state import digest
 from fedbnn.storage import files
 from fedbnn.storage.files import Damaged, as_json, write_atomic
-from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, as_line, finite
+from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, finite
 
 Config = Mapping[str, Any]
 Record = dict[str, Any]
@@ -201,11 +201,6 @@ def _lines(run_dir: Path) -> list[bytes]:
     except OSError as error:
         what, fix = f"{METRICS} cannot be read: {error.strerror}", "remove it and resume the run"
         raise RunDirectoryError(what, str(run_dir / METRICS), fix) from error
-
-
-def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
-    """Add one round; when this returns, the line survives a power cut."""
-    files.write(run_dir / METRICS, as_line(record), "ab")
 
 
 def reconcile(ledger: Ledger) -> list[Record]:

@@ -102,8 +102,8 @@ class Console(Watcher):
 
     def say(self, text: str) -> None:
         """Plain text on one line, however long, above the bars if there are any."""
-        line = " ".join(text.split()) if "\n" in text else text
-        self.screen.print(Text(escaped(line)), soft_wrap=True)
+        line = text if text.isprintable() else escaped(" ".join(text.split()))
+        self.screen.print(Text(line), soft_wrap=True)
 
     def card(self, facts: Mapping[str, str], title: str = "FedBNN") -> None:
         """What will happen, before it does: scenario, clients, method with its formula, seed."""

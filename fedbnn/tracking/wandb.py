@@ -21,6 +21,7 @@ from fedbnn.config.ranges import Positive
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.storage import files, run_dir
 from fedbnn.storage.files import Damaged
+from fedbnn.storage.ledger import append_record
 from fedbnn.tracking.console import Watcher
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Tracker(Watcher):
 
     def round_done(self, record: Json) -> None:
         """The line of the round, on disk before anybody else sees it."""
-        run_dir.append_record(self._run_dir, record)
+        append_record(self._run_dir, record)
         self._mirror(record)
         self._loggers.round_done(record)
 

@@ -1,6 +1,8 @@
 """`fedbnn predict` and `fedbnn.load`: pictures in, classes and how sure the model is out."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from sklearn.datasets import load_digits
 
 import fedbnn
 from fedbnn.errors import RunDirectoryError
+from fedbnn.storage.files import sealed, unsealed
 from tests.cli.command import fedbnn as command
 
 
@@ -144,3 +147,57 @@ def test_a_damaged_model_is_refused(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((finished / "model.safetensors").read_bytes()[:-9])
     with pytest.raises(RunDirectoryError, match="no model can be loaded"):
         fedbnn.load(tmp_path)
+
+
+@pytest.fixture
+def mixed(pictures: Path, home: Path) -> Path:
+    """A folder with one good picture among all kinds of others."""
+    folder = home / "mixed"
+    folder.mkdir()
+    whole = (pictures / "0.png").read_bytes()
+    (folder / "good.png").write_bytes(whole)
+    (folder / "cut.png").write_bytes(whole[:60])
+    (folder / "vector.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    (folder / "red\x1b[31m.png").write_bytes(b"")
+    os.mkfifo(folder / "pipe.png")
+    return folder
+
+
+def test_pictures_that_cannot_be_read_are_named_and_left_out(
+    finished: Path, mixed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("predict", finished, mixed, "--json") == 0
+    said = capsys.readouterr()
+    assert [Path(row["picture"]).name for row in json.loads(said.out)] == ["good.png"]
+    lines = said.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["left out"] * 4
+    assert all(line.isprintable() for line in lines)
+    for name in ("cut.png", "pipe.png", "vector.png", r"red\x1b[31m.png"):
+        assert name in said.err
+
+
+def test_a_vector_graphic_starts_no_interpreter(
+    finished: Path, mixed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mixed.parent / "gs").write_text(f"#!/bin/sh\ntouch {mixed.parent}/started\n")
+    (mixed.parent / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{mixed.parent}{os.pathsep}{os.environ['PATH']}")
+    assert command("predict", finished, mixed / "vector.png") == 3
+    assert not (mixed.parent / "started").exists()
+
+
+def test_names_of_classes_and_pictures_are_shown_as_they_are(
+    finished: Path, pictures: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, folder = home / "run", home / "["
+    shutil.copytree(finished, run_dir, ignore=shutil.ignore_patterns("state"))
+    _, facts = unsealed(run_dir / "config.json")
+    names = [f"[bold]{number}[/] \x1b[2J" for number in range(10)]
+    (run_dir / "config.json").write_bytes(sealed(1, {**facts, "classes": names}))
+    folder.mkdir()
+    shutil.copy(pictures / "0.png", folder / "][red]x.png")
+    assert command("predict", run_dir, folder.name, "--top", 1) == 0
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert "[/][red]x.png" in shown
+    assert "[bold]" in shown

@@ -62,10 +62,11 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
         local: LocalTraining = LOCAL,
         stream: Any = digits,
         trainer: Mapping[str, Any] | None = None,
+        network: Any = lambda shape: MLP(shape, (16,)),
         **parts: Any,
     ) -> tuple[Federation, State]:
         with forked(address(seed, "network")):
-            backbone = MLP(stream.image_shape, (16,))
+            backbone = network(stream.image_shape)
         layout = layout_of(backbone)
         weights, buffers = layout.read(backbone)
         rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}

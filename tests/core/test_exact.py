@@ -93,7 +93,8 @@ def test_predictions_are_those_of_lda_on_all_features() -> None:
 
 def test_an_honest_update_is_what_is_expected_and_a_far_class_is_a_defect() -> None:
     features, labels = world(3, 30)
-    update, exchange, state = sent(features, labels), ExactAggregator(HEAD, 4), State({}, NAMES)
+    update = sent(features.abs(), labels)
+    exchange, state = ExactAggregator(HEAD, 4), State({}, NAMES)
     spec = exchange.expected(state, update.counts)
     assert {name: shape for name, (shape, _) in spec.items()} == {
         name: tuple(value.shape) for name, value in update.tensors.items()

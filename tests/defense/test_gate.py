@@ -133,8 +133,15 @@ def test_images_are_counted_against_the_roll_call(
     assert found.startswith(reason)
 
 
-def test_fewer_images_than_the_roll_call_said_are_fine(candidates: Open) -> None:
-    assert candidates().admit(reply(honest(0, samples=5, counts={"cat": 3, "dog": 2})))
+def test_fewer_images_than_the_roll_call_said_are_fine_only_where_memories_change(
+    candidates: Open,
+) -> None:
+    fewer = honest(0, samples=5, counts={"cat": 3, "dog": 2})
+    assert reason_of(candidates(), fewer) == "claims 3 images of cat, the announcement said 6"
+    row = having("prototypes", torch.ones(1, FEATURES)).tensors
+    one = honest(0, samples=6, counts={"cat": 6}, tensors=row)
+    assert reason_of(candidates(), one) == "claims 6 images, the announcement said 10"
+    assert candidates(replace(CALL, forgets=True)).admit(reply(fewer))
 
 
 def test_a_client_without_rows_says_only_how_many_images(candidates: Open) -> None:

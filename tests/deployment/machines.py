@@ -137,6 +137,13 @@ class Machines:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
+    def freeze(self, name: str) -> None:
+        """Stop a machine and all that runs on it, without an end."""
+        top = self.running[name].pid
+        for pid in [top, *descendants(top)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
     def pids(self, name: str, program: str) -> list[int]:
         """The processes of a program that runs on a machine."""
         found = []

@@ -17,7 +17,7 @@ from fedbnn.seeds import generator
 from fedbnn.state import State, content_digest
 from fedbnn.storage import run_dir as directory
 from fedbnn.storage.files import Rejected
-from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.ledger import Ledger, append_record
 
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}
@@ -110,7 +110,7 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
             "bytes_up": candidates.bytes_up,
         }
         ledger.commit(round, state, privates, record)
-    directory.append_record(ledger.run_dir, record)
+    append_record(ledger.run_dir, record)
     return state
 
 

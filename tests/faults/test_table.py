@@ -159,6 +159,32 @@ TABLE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_tensors_that_do_not_fit_are_refused_in_one_line",
         ),
     },
+    "pictures that are none: cut, vector graphics, pipes, too many pixels, names with escapes": {
+        "cli/test_predict.py": (
+            "test_pictures_that_cannot_be_read_are_named_and_left_out",
+            "test_a_vector_graphic_starts_no_interpreter",
+            "test_names_of_classes_and_pictures_are_shown_as_they_are",
+        ),
+        "core/test_images.py": ("test_what_is_no_picture_is_named_in_one_line",),
+    },
+    "what a client keeps for itself: garbage, other tensors, more images than it was shown": {
+        "defense/test_private.py": (
+            "test_a_lie_costs_the_liar_its_round_and_nobody_else",
+            "test_a_memory_that_lies_is_refused",
+            "test_prototypes_at_home_are_finite_and_bring_no_backbone",
+        ),
+        "storage/test_binding.py": ("test_a_file_of_one_client_costs_that_client_alone",),
+        "defense/test_gate.py": (
+            "test_who_was_not_asked_costs_nobody",
+            "test_what_is_refused_never_takes_more_than_its_room",
+        ),
+    },
+    "a worker that breaks the protocol": {
+        "federation/test_protocol.py": (
+            "test_one_worker_that_breaks_it_costs_its_client",
+            "test_a_flood_after_the_answer_harms_nobody",
+        ),
+    },
     "closed pipe or terminal, full disk while drawing, damaged tracker file": {
         "faults/test_strangers.py": (
             "test_a_closed_pipe_and_a_closed_terminal_end_no_training",

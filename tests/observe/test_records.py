@@ -11,8 +11,8 @@ import pytest
 
 from fedbnn.errors import RunDirectoryError
 from fedbnn.state import State
-from fedbnn.storage.ledger import Ledger
-from fedbnn.storage.run_dir import append_record, environment, reconcile, records, write_json
+from fedbnn.storage.ledger import Ledger, append_record
+from fedbnn.storage.run_dir import environment, reconcile, records, write_json
 
 
 def rounds(run_dir: Path) -> list[int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.storage import run_dir as records
+from fedbnn.storage.ledger import append_record
 from fedbnn.tracking.wandb import Track, Tracker
 
 wandb = pytest.importorskip("wandb")
@@ -138,7 +139,7 @@ def test_a_resumed_run_keeps_its_id_and_sends_no_round_twice(run_dir, lines, run
 
 def test_rounds_that_a_crash_kept_from_the_mirror_are_sent_on_resuming(run_dir, lines) -> None:
     for line in lines[:3]:
-        records.append_record(run_dir, line)
+        append_record(run_dir, line)
     started(run_dir, Track("offline"), [], lines[:4]).close()
     assert sorted(mirrored(run_dir)[0][1]) == [1, 2, 3, 4]
 

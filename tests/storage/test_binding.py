@@ -12,7 +12,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.state import State
 from fedbnn.storage import run_dir as runs
 from fedbnn.storage.files import sealed
-from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.ledger import Ledger, append_record
 
 
 def played(run_dir: Path, seed: int, rounds: int = 4, seconds: float = 1.0) -> Path:
@@ -23,7 +23,7 @@ def played(run_dir: Path, seed: int, rounds: int = 4, seconds: float = 1.0) -> P
             state = State({"backbone": torch.full((3,), float(10 * seed + number))})
             record = {"round": number, "seconds": seconds}
             ledger.commit(number, state, {number % 2: b"kept"}, record)
-            runs.append_record(run_dir, record)
+            append_record(run_dir, record)
     return run_dir
 
 

@@ -1,0 +1,195 @@
+"""What statistics of images cannot contradict, and how far those of one client stand from others'.
+
+With features g before and f after training, images by class n_c and n = sum n_c, whoever measured
+
+    s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
+
+has A_11 = n and B_1 = sum_c s_c in the row of ones, and no negative eigenvalue in
+
+    M - sum_c s_c s_c^T / n_c      the scatter within classes       so s_cj^2 <= n_c M_jj
+    [[A, B], [B^T, M]]             the second moment of (g, 1, f)
+
+up to what float32 rounds away. Features that were invented as a whole satisfy all of it. But class
+means m_kc of clients k scatter as their images do: with S the variance of all features within
+classes, and the mean r_c of n_rc images that the server or the other clients know of,
+
+    D_kc^2 = |m_kc - r_c|^2 / (S (1 / n_kc + 1 / n_rc))                   about 1
+    trust_k = 1 for max_c D_kc <= 4, falling to 0 at twice that
+
+so nobody moves a class more than four times as far as the images it announced do by chance.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROUNDING, TINY = 1e-4, 1e-30
+APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
+Apart = dict[int, tuple[float, str]]
+FAR = "a class lies farther out than its images can"
+
+
+def defect_of_sums(counts: Tensor, sums: Tensor, squares: Tensor) -> str | None:
+    """s_cj^2 <= n_c M_jj, and sum_c s_cj^2 / n_c <= M_jj, given the diagonal of M."""
+    if bool((squares < 0).any()):
+        return "a second moment has a negative diagonal"
+    if bool((sums.square() > (1 + ROUNDING) * counts[:, None] * squares + TINY).any()):
+        return FAR
+    between = (sums.square() / counts.clamp_min(1)[:, None]).sum(0)
+    return FAR if bool((between > (1 + ROUNDING) * squares + TINY).any()) else None
+
+
+def defect_of_moments(
+    counts: Tensor, sums: Tensor, moment: Tensor, before: Tensor, cross: Tensor
+) -> str | None:
+    """Why n_c, s_c, M, A and B cannot be those of any images."""
+    images, squares = counts.sum(), moment.diagonal()
+    if not images and any(bool(part.any()) for part in (sums, moment, before, cross)):
+        return "statistics of no images"
+    if (before[-1, -1] - images).abs() > ROUNDING * images:
+        return f"its moments are of {float(before[-1, -1]):.6g} images, not of {int(images)}"
+    if (reason := defect_of_sums(counts, sums, squares)) is not None:
+        return reason
+    if bool(((cross[-1] - sums.sum(0)).abs() > ROUNDING * (images * squares).sqrt() + TINY).any()):
+        return "its cross moment contradicts its sums"
+    within = moment - (sums / counts.clamp_min(1)[:, None]).T @ sums
+    if not is_moment(within, squares):
+        return "its sums contradict its second moment"
+    both = torch.cat([torch.cat([before, cross], 1), torch.cat([cross.T, moment], 1)])
+    return None if is_moment(both, both.diagonal()) else "its moments contradict each other"
+
+
+def is_moment(matrix: Tensor, squares: Tensor) -> bool:
+    """No eigenvalue below -1e-4 where every feature is measured in the root of its square."""
+    units = squares.clamp_min(TINY).rsqrt()
+    unit = units[:, None] * matrix * units
+    unit.diagonal().add_(ROUNDING)
+    return bool(unit.isfinite().all()) and not int(torch.linalg.cholesky_ex(unit).info)
+
+
+def within_factor(counts: Tensor, sums: Tensor, upper: Tensor) -> bool:
+    """Whether R^T R - sum_c s_c s_c^T / n_c has no negative eigenvalue, in r x r numbers.
+
+    With S the rows s_c / sqrt(n_c) and e = 1e-4 of the mean diagonal of R^T R = M, that is whether
+    S (M + e I)^-1 S^T = (S S^T - S R^T (R R^T + e I)^-1 R S^T) / e has none above 1.
+    """
+    rows = sums / counts.clamp_min(1).sqrt()[:, None]
+    small = ROUNDING * upper.square().sum() / upper.shape[1] + TINY
+    seen, gram = rows @ upper.T, upper @ upper.T
+    gram.diagonal().add_(small)
+    inside = seen @ torch.cholesky_solve(seen.T, torch.linalg.cholesky(gram))
+    largest = torch.linalg.eigvalsh((rows @ rows.T - inside) / small)[-1]
+    return bool(largest <= 1 + 100 * ROUNDING)
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Means (C, d) and images of named classes, and the variance S of features within them."""
+
+    classes: tuple[str, ...]
+    mean: Tensor
+    count: Tensor
+    variance: float
+
+    @classmethod
+    def of(
+        cls, classes: Sequence[str], counts: Tensor, sums: Tensor, squares: Tensor
+    ) -> "ClassMeans":
+        """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C)."""
+        mean = sums / counts.clamp_min(1)[:, None]
+        scatter = float(squares.sum() - (mean * sums).sum())
+        freedom = float(counts.sum()) - len(classes)
+        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0.0)
+
+    def only(self, name: str) -> tuple[Tensor, float]:
+        """Mean and images of one class."""
+        place = self.classes.index(name)
+        return self.mean[place], float(self.count[place])
+
+
+def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
+    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'."""
+    found: Apart = {}
+    for client, own in clients.items():
+        others = [one for other, one in clients.items() if other != client]
+        variance = lower_median([one.variance for one in others if one.variance > 0])
+        far = [_distance(own, name, others, known) for name in own.classes] if variance else []
+        longest = max(far, default=0.0) / math.sqrt(max(variance, TINY))
+        found[client] = longest / APART, "class means"
+    return found
+
+
+def _distance(
+    own: ClassMeans, name: str, others: Sequence[ClassMeans], known: ClassMeans | None
+) -> float:
+    """D_kc sqrt(S); 0 where neither the server nor two others know the class."""
+    mean, images = own.only(name)
+    theirs = [one.only(name) for one in others if name in one.classes]
+    references = [known.only(name)] if known is not None and name in known.classes else []
+    if len(theirs) >= 2:
+        typical = torch.stack([each for each, _ in theirs]).median(0).values
+        references.append((typical, lower_median([count for _, count in theirs])))
+    if not images or not references:
+        return 0.0
+    errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
+    gaps = [float((mean - there).norm()) for there, _ in references]
+    return min(gap / error for gap, error in zip(gaps, errors, strict=True))
+
+
+def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
+    """How far every client stands from a typical other, by how far others do: limit 5.
+
+    s_k = median_j |x_k - x_j| over median_j s_j, and the largest |x_ki| over the median of others.
+    """
+    stacked = torch.stack([*points.values()]).double() if points else torch.zeros(0, 1)
+    if len(stacked) < 3 or not stacked.shape[1]:
+        return {}
+    distances = torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
+    largest, every = stacked.abs().amax(1).tolist(), range(len(stacked))
+    found: Apart = {}
+    far = [lower_median([float(distances[k, j]) for j in every if j != k]) for k in every]
+    for k, client in enumerate(points):
+        usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
+        ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
+        found[client] = max(ratios, default=0.0) / LONG, name
+    return found
+
+
+def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
+    """A relative change of moments by that of the others, or by a fifth if they are calm: limit 5.
+
+    All measure the same two backbones.
+    """
+    found: Apart = {}
+    for client, own in drifts.items():
+        others = [drift for other, drift in drifts.items() if other != client]
+        if len(others) > 1:
+            found[client] = own / max(lower_median(others), CALM) / LONG, "moments before training"
+    return found
+
+
+def apart_in_size(sizes: Mapping[int, float], name: str) -> Apart:
+    """How large something is by the largest of the others, where honest ones differ by orders.
+
+    The limit is 20; two others are needed.
+    """
+    found: Apart = {}
+    for client, own in sizes.items():
+        others = [size for other, size in sizes.items() if other != client]
+        if len(others) > 1 and (most := max(others)):
+            found[client] = own / most / LARGE, name
+    return found
+
+
+def lower_median(values: Sequence[float]) -> float:
+    """With two values the smaller one, so that one liar of three is outvoted; 0 of none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def farthest(*found: Apart) -> Apart:
+    """By client the largest of several ratios."""
+    clients = {client for one in found for client in one}
+    return {client: max(one[client] for one in found if client in one) for client in clients}

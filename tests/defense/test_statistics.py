@@ -1,0 +1,237 @@
+"""Class statistics of one client of five: what no images can have is refused, and what images could
+have but the others do not is bounded."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedbnn.heads import ExactHead, checks
+from fedbnn.heads.exact import SUM, ExactAggregator
+from fedbnn.heads.factor import factor
+from fedbnn.heads.gaussian import square, triangle
+from fedbnn.messages import Update
+from fedbnn.state import State
+from tests.core.class_features import NAMES, exchange, statistics
+from tests.defense.exchanges import Attack, Played
+
+WIDTH, CLIENTS = 6, 5
+
+
+def features(client: int, count: int = 90, turn: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Three classes of a client, as many images of each up to a few; `turn` renames the classes."""
+    source = torch.Generator().manual_seed(client)
+    labels = torch.arange(count + client) % 3
+    centres = torch.eye(3, WIDTH).double().roll(int(turn), 0) * 4 + 1
+    noise = torch.randn(len(labels), WIDTH, generator=source, dtype=torch.float64)
+    return (centres[labels] + noise).abs(), labels
+
+
+def sent(client: int, scale: float = 1.0, turn: float = 0.0) -> Update:
+    """What a client sends, in float32; its features moved a little while it trained."""
+    new, labels = features(client, turn=turn)
+    update = statistics(scale * new, scale * (new + 0.1), labels, client)
+    return replace(update, tensors={name: value.float() for name, value in update.tensors.items()})
+
+
+@pytest.fixture
+def played() -> Played:
+    state = State({"prototypes": torch.zeros(3, WIDTH + 1)}, NAMES)
+    return Played(exchange(WIDTH), state, [sent(client) for client in range(CLIENTS)])
+
+
+def times(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor * by
+
+
+def spike(numbers: Tensor) -> Tensor:
+    """A second moment with an eigenvalue below zero, its diagonal as it was."""
+    matrix = square(numbers, WIDTH).clone()
+    matrix[0, 1] = matrix[1, 0] = 1.5 * (matrix[0, 0] * matrix[1, 1]).sqrt()
+    return triangle(matrix)
+
+
+def but_the_corner(by: float) -> Callable[[Tensor], Tensor]:
+    """A larger moment of the features before, of as many images and with the same sums."""
+
+    def forged(numbers: Tensor) -> Tensor:
+        matrix = square(numbers, WIDTH + 1).clone()
+        matrix[:-1, :-1] *= by
+        return triangle(matrix)
+
+    return forged
+
+
+ATTACKS: dict[str, Attack] = {
+    "sums x 10": {"posteriors.sum": times(10)},
+    "sums x 1e6": {"posteriors.sum": times(1e6)},
+    "sums x -1": {"posteriors.sum": times(-1)},
+    "sums swapped": {"posteriors.sum": lambda rows: rows.roll(1, 0)},
+    "cross x 1e6": {"posteriors.cross": times(1e6)},
+    "cross x -1": {"posteriors.cross": times(-1)},
+    "before x 1e6, cross x -1e6": {
+        "posteriors.before": times(1e6),
+        "posteriors.cross": times(-1e6),
+    },
+    "before x 100 of as many images": {"posteriors.before": but_the_corner(100)},
+    "moment x 3": {"posteriors.moment": times(3)},
+    "moment x 100": {"posteriors.moment": times(100)},
+    "moment not positive": {"posteriors.moment": spike},
+    "all x 1e6": dict.fromkeys(
+        [f"posteriors.{name}" for name in ("sum", "moment", "before", "cross")], times(1e6)
+    ),
+}
+
+
+def test_honest_statistics_count_in_full(played: Played, tmp_path: Path) -> None:
+    assert played.judged(played.updates, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_forged_statistics_are_refused_and_nobody_else(
+    played: Played, tmp_path: Path, attack: str
+) -> None:
+    candidates = played.judged(played.forged(ATTACKS[attack]), tmp_path)
+    assert [*candidates.refused] == [CLIENTS - 1]
+    assert candidates.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
+
+
+@pytest.mark.parametrize("scale", [10.0, 0.1, 1e6])
+def test_invented_features_are_refused(played: Played, tmp_path: Path, scale: float) -> None:
+    """They satisfy every identity, and lie where no other client's do."""
+    forged = sent(CLIENTS - 1, scale)
+    assert played.aggregator.defect(played.state, forged) is None
+    assert [*played.judged([*played.updates[:-1], forged], tmp_path).refused] == [CLIENTS - 1]
+
+
+def test_images_under_the_names_of_other_classes_are_refused(
+    played: Played, tmp_path: Path
+) -> None:
+    forged = sent(CLIENTS - 1, turn=1)
+    assert played.aggregator.defect(played.state, forged) is None
+    reasons = played.judged([*played.updates[:-1], forged], tmp_path).refused
+    assert reasons[CLIENTS - 1].startswith("its class means are ")
+
+
+@pytest.mark.parametrize("counts", [{}, dict.fromkeys(NAMES, 0), {"a": 0, "b": 0, "c": 94}])
+def test_counts_that_are_not_those_announced_are_refused(
+    played: Played, tmp_path: Path, counts: dict[str, int]
+) -> None:
+    last = played.updates[-1]
+    rows = {"posteriors.sum": last.tensors["posteriors.sum"][: len(counts)]}
+    lying = replace(
+        last, counts=counts, samples=sum(counts.values()), tensors={**last.tensors, **rows}
+    )
+    assert played.aggregator.defect(played.state, lying) is not None
+    assert [*played.judged([*played.updates[:-1], lying], tmp_path).refused] == [CLIENTS - 1]
+
+
+def test_statistics_of_no_images_are_zeros(played: Played) -> None:
+    last = played.updates[-1]
+    nothing = {name: torch.zeros_like(value) for name, value in last.tensors.items()}
+    empty = replace(last, counts=dict.fromkeys(NAMES, 0), samples=0, tensors=nothing)
+    assert played.aggregator.defect(played.state, empty) is None
+    moment = {"posteriors.moment": last.tensors["posteriors.moment"]}
+    some = replace(empty, tensors={**nothing, **moment})
+    assert played.aggregator.defect(played.state, some) == "statistics of no images"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_images_measure_is_no_defect(seed: int) -> None:
+    """Dead features, a single image of a class, fewer images than features, other units."""
+    source = torch.Generator().manual_seed(seed)
+    count = int(torch.randint(3, 40, (1,), generator=source))
+    new, old = torch.randn(2, count, 12, generator=source, dtype=torch.float64).relu()
+    new = new * torch.logspace(-6, 6, 12) * (torch.arange(12) != seed % 12)
+    labels = torch.cat([torch.arange(3), torch.randint(0, 3, (count - 3,), generator=source)])
+    update = statistics(new, old, labels)
+    small = replace(update, tensors={n: value.float() for n, value in update.tensors.items()})
+    assert exchange(12).defect(State({}, NAMES), small) is None
+
+
+def test_a_matrix_is_a_moment_as_its_eigenvalues_say() -> None:
+    for seed in range(30):
+        source = torch.Generator().manual_seed(seed)
+        root = torch.randn(5, 7, generator=source, dtype=torch.float64)
+        matrix = root @ root.T
+        least = float(torch.linalg.eigvalsh(matrix)[0])
+        shift = torch.eye(5).double() * least
+        assert checks.is_moment(matrix - 0.9 * shift, matrix.diagonal())
+        assert not checks.is_moment(matrix - 1.5 * shift, torch.ones(5).double()) or least < 1e-3
+
+
+@pytest.mark.parametrize("images", [4, 9, 40])
+def test_sums_within_a_factor_are_those_within_its_moment(images: int) -> None:
+    """The same answer from r x r numbers as from the d x d of M itself."""
+    source = torch.Generator().manual_seed(images)
+    wide = torch.rand(images, 9, generator=source, dtype=torch.float64)
+    labels = torch.arange(images) % 2
+    counts = labels.bincount().double()
+    sums = torch.zeros(2, 9).double().index_add_(0, labels, wide)
+    upper: Tensor = torch.linalg.qr(wide, mode="r").R
+    away = torch.rand(2, 9, generator=source, dtype=torch.float64)
+    for forged in (sums, sums.flip(0), sums * 1.2, sums + 2 * away, sums * 0.9):
+        within = wide.T @ wide - (forged / counts[:, None]).T @ forged
+        honest = float(torch.linalg.eigvalsh(within)[0]) > -1e-2
+        assert checks.within_factor(counts, forged, upper) == honest
+
+
+HEAD = ExactHead(filters=1)
+
+
+def exact_update(client: int, scale: float = 1.0, turn: float = 0.0) -> Update:
+    new, labels = features(client, turn=turn)
+    sums = torch.zeros(3, WIDTH).double().index_add_(0, labels, new * scale)
+    tensors = {SUM: sums.float(), "exact.factor": factor(new * scale).float()}
+    counts = dict(zip(NAMES, labels.bincount().tolist(), strict=True))
+    return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
+
+
+EXACT: dict[str, Attack] = {
+    "sums x 10": {SUM: times(10)},
+    "sums x 1e6": {SUM: times(1e6)},
+    "sums x -1": {SUM: times(-1)},
+    "sums swapped": {SUM: lambda rows: rows.roll(1, 0)},
+    "factor x 100": {"exact.factor": times(100)},
+    "factor x 0.5": {"exact.factor": times(0.5)},
+    "both x 10": {SUM: times(10), "exact.factor": times(10)},
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("attack", EXACT)
+def test_forged_sums_of_fixed_features_are_refused(
+    tmp_path: Path, attack: str, known: bool
+) -> None:
+    updates = [exact_update(client) for client in range(CLIENTS)]
+    played = Played(ExactAggregator(HEAD, WIDTH), State({}, NAMES), updates)
+    if known:
+        played = replace(played, state=played.folded(played.judged(updates, tmp_path)))
+    assert played.judged(updates, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
+    assert [*played.judged(played.forged(EXACT[attack]), tmp_path).refused] == [CLIENTS - 1]
+
+
+def test_the_server_knows_a_class_that_nobody_else_holds(tmp_path: Path) -> None:
+    """Images of a class under another name, by the one client that has any."""
+    updates = [exact_update(client) for client in range(3)]
+    known = Played(ExactAggregator(HEAD, WIDTH), State({}, NAMES), updates)
+    state = known.folded(known.judged(updates, tmp_path))
+    elsewhere = State({}, (*NAMES, "x", "y", "z"))
+    counts = dict(zip("xyz", updates[0].counts.values(), strict=True))
+    others = [replace(one, counts=counts) for one in updates[:2]]
+    round_of = [*others, exact_update(3, turn=1)]
+    assert known.aggregator.apart(elsewhere, round_of)[3][0] == 0
+    assert known.aggregator.apart(state, round_of)[3][0] > 2
+
+
+def test_class_means_of_honest_clients_are_about_one_apart() -> None:
+    """D^2 has the mean 1 where class means scatter as images do."""
+    means = {k: ExactAggregator(HEAD, WIDTH)._means(exact_update(k)) for k in range(40)}
+    centre = torch.stack([one.mean for one in means.values()]).mean(0)
+    known = checks.ClassMeans(NAMES, centre, torch.full((3,), 1e9).double(), 0.0)
+    lone = [checks.apart_in_means({k: means[k], -1: means[0]}, known)[k][0] for k in range(1, 40)]
+    assert 0.8 < checks.APART * math.sqrt(sum(x * x for x in lone) / len(lone)) < 1.8
