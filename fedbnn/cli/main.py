@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "say what an exit code means and what helps",
 }
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `fedbnn ARGV`; `fedbnn explain` says what its exit codes mean."""
     words = sys.argv[1:] if argv is None else list(argv)

@@ -53,7 +53,6 @@ METHODS: Mapping[str, Preset] = {
 }
 
 
-
 def own(found: Any) -> type[Method]:
     """A method of the user's own: a dataclass that is a Method."""
     if isinstance(found, type) and issubclass(found, Method):

@@ -13,7 +13,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.errors import ConfigError
-from fedbnn.heads import prototypes
+from fedbnn.heads import LinearHead, prototypes
 from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import METHODS, FedBNN
 from fedbnn.methods.importance import fisher_sum
@@ -178,7 +178,7 @@ def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Te
     begun = State({**points, **prototypes.empty(backbone.width)})
     state = method.prepare(begun, method.r_init + 1, list(counts), layout)
     local = LocalTraining(epochs=5, batch_size=16)
-    runner = ClientRunner(digits, backbone, layout, method, local, {}, seed=0)
+    runner = ClientRunner(digits, backbone, layout, method, LinearHead(), local, {}, seed=0)
     sent = FitInstruction("run", 1, "train", state, len(images), counts)
     answer = read_update(runner.perform(sent.to_bytes(), 0, None).update)
     found = {site: posterior(state, answer, site).loc for site in ("backbone", "prototypes")}

@@ -18,6 +18,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.images import ImageSet, joined
 
 Make = Callable[..., FederatedStream]
+NAMES = ["class00, class01, class02", "class03, class04", "class05, class06"]
 OPTIONS = st.fixed_dictionaries(
     {
         "partition": st.sampled_from(["dirichlet", "iid"]),
@@ -38,7 +39,7 @@ def test_the_facts_of_a_stream(shapes: Make) -> None:
     assert (stream.rounds, stream.num_clients, stream.image_shape) == (12, 10, (3, 8, 8))
     assert stream.classes == tuple(f"shapes/class{number:02d}" for number in range(7))
     assert [len(task.classes) for task in stream.tasks] == [3, 2, 2]
-    assert [task.name for task in stream.tasks] == ["classes 0-2", "classes 3-4", "classes 5-6"]
+    assert [task.name for task in stream.tasks] == NAMES
     assert stream.task_ends() == (4, 8, 12)
     assert stream.shares(5) == (0, 1, 0)
 
@@ -264,11 +265,11 @@ def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
     stream = shapes(durations=[(0, 6), (4, 8), (8, 9)], schedule="gradual", clients=9)
     rows = stream.schedule_rows()
     assert [(row["first"], row["last"], row["task"], row["clients"]) for row in rows] == [
-        (1, 4, "classes 0-2", [9, 9]),
-        (5, 6, "classes 0-2", [6, 3]),
-        (5, 6, "classes 3-4", [3, 6]),
-        (7, 8, "classes 3-4", [9, 9]),
-        (9, 9, "classes 5-6", [9, 9]),
+        (1, 4, NAMES[0], [9, 9]),
+        (5, 6, NAMES[0], [6, 3]),
+        (5, 6, NAMES[1], [3, 6]),
+        (7, 8, NAMES[1], [9, 9]),
+        (9, 9, NAMES[2], [9, 9]),
     ]
     assert rows[1]["client_shares"] == pytest.approx([6 / 9, 3 / 9], abs=1e-3)
     assert rows[1]["image_shares"] == pytest.approx([6 * 60 / 480, 3 * 60 / 420], abs=1e-3)

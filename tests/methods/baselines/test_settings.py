@@ -31,6 +31,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "server_optimizer": ("adam",),
         "temperature": (-1,),
         "kl_per": ("image",),
+        "precision": ("exact",),
         "retention": (0, 1.5),
         "scale_gain": (0,),
         "scale_lr": (0,),
