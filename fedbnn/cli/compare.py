@@ -218,10 +218,11 @@ class Pool:
             self._end_all()
 
     def _start(self, cell: Cell) -> None:
-        command = cell.command(self.config)
-        one_thread = {**os.environ, **dict.fromkeys(THREADS, "1")}
+        """One thread, and the import path of this process: parts of the user's own are there."""
+        command, path = cell.command(self.config), os.pathsep.join(sys.path)
+        apart = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
         with self._log(cell).open("ab") as log:
-            self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=one_thread)
+            self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=apart)
 
     def _collect(self) -> None:
         """Take note of the cells that have ended."""

@@ -89,8 +89,8 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
         client: {"all": SAMPLES} for client in participants(round)
     }
     free = (lambda classes: SPEC, lambda update: None, point(state), lambda update: {})
-    free += (lambda own, announced: KEPT,)
-    call = ExpectedUpdate("toy", round, "train", content_digest(payload), sample_counts, *free)
+    asked = ("toy", round, "train", content_digest(payload), sample_counts, *free)
+    call = ExpectedUpdate(*asked, kept=lambda own, announced: KEPT)
     with ledger.spool(round, "train") as spool:
         candidates = Candidates(gate, call, spool, Rejected(ledger.run_dir / "rejected"))
         privates: dict[int, bytes] = {}

@@ -258,8 +258,11 @@ def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | No
 
 
 def environment() -> dict[str, str]:
-    """The parent's, with one thread each and the same import path, without any API key."""
+    """The parent's, with one thread each and the same import path, without any API key.
+
+    What a worker prints is in the log at once, not when the worker ends.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONUNBUFFERED"), "1")
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    return {**kept, **threads, "PYTHONPATH": path}
+    return {**kept, **single, "PYTHONPATH": path}
