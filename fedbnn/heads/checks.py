@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROUNDING, TINY = 1e-4, 1e-30
+ROUNDING, TINY, WIDEST = 1e-4, 1e-30, 1024
 APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
 Apart = dict[int, tuple[float, str]]
 FAR = "a class lies farther out than its images can"
@@ -63,9 +63,15 @@ def defect_of_moments(
 
 
 def is_moment(matrix: Tensor, squares: Tensor) -> bool:
-    """No eigenvalue below -1e-4 where every feature is measured in the root of its square."""
+    """No eigenvalue below -1e-4 where every feature is measured in the root of its square.
+
+    Beyond 1,024 features, where a factorisation would cost more than the training around it, every
+    pair of them is looked at instead: |C_ij| <= 1.
+    """
     units = squares.clamp_min(TINY).rsqrt()
     unit = units[:, None] * matrix * units
+    if len(unit) > WIDEST:
+        return bool((unit.abs() <= 1 + ROUNDING).all())
     unit.diagonal().add_(ROUNDING)
     return bool(unit.isfinite().all()) and not int(torch.linalg.cholesky_ex(unit).info)
 

@@ -235,3 +235,16 @@ def test_class_means_of_honest_clients_are_about_one_apart() -> None:
     known = checks.ClassMeans(NAMES, centre, torch.full((3,), 1e9).double(), 0.0)
     lone = [checks.apart_in_means({k: means[k], -1: means[0]}, known)[k][0] for k in range(1, 40)]
     assert 0.8 < checks.APART * math.sqrt(sum(x * x for x in lone) / len(lone)) < 1.8
+
+
+@pytest.mark.parametrize("width", [20, checks.WIDEST + 1])
+def test_moments_of_images_pass_and_stretched_ones_do_not_however_wide(width: int) -> None:
+    images = torch.randn(30, width, generator=torch.Generator().manual_seed(width))
+    moment = (images.T @ images).double()
+    assert checks.is_moment(moment, moment.diagonal())
+    forged = moment.clone()
+    forged[0, 1:] *= 10
+    forged[1:, 0] *= 10
+    assert not checks.is_moment(forged, moment.diagonal())
+    forged[0, 1] = torch.nan
+    assert not checks.is_moment(forged, moment.diagonal())
