@@ -4,12 +4,12 @@
 
 The file names the configuration, the methods with the setting each of them is tuned by (its main
 knob) and where its grid begins, the number of trials, the same for all, and the seeds. A trial is a
-run on the validation split; its score is what the table reports, the mean of the average task-aware
-and class-agnostic accuracy at the end of the run. When the grid is tried, the trials that are left
-go where they tell most: beyond the grid while the best value is its first or last, then between
-the best value and the better of its neighbours. Runs that are finished are not run again, so the
-command can be stopped and started. It ends with the comparison at the winners, `tuning.json` and
-`tuning.md`, all in runs/protocol-NAME/.
+run on the validation split, with what `tuning` sets (a shorter stream, say); its score is what the
+table reports, the mean of the average task-aware and class-agnostic accuracy at the end of the run.
+When the grid is tried, the trials that are left go where they tell most: beyond the grid while the
+best value is its first or last, then between the best value and the better of its neighbours. Runs
+that are finished are not run again, so the command can be stopped and started. It ends with the
+comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/.
 """
 
 import argparse
@@ -37,6 +37,7 @@ class Protocol:
     budget: int
     tuning_seed: int
     seeds: tuple[int, ...]
+    tuning: Mapping[str, Any]
     shared: Mapping[str, Any]
     methods: Mapping[str, tuple[str, tuple[float, ...]] | None]
 
@@ -98,7 +99,9 @@ class Runs:
         """One trial on the validation split, in percent."""
         seed, out = self.protocol.tuning_seed, self.folder / "tuning" / method
         words = ["--methods", method, "--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
-        self.compare(out, *words, "--set", "stream.validation=true", "--set", "evaluate.every=0")
+        only = {"stream.validation": "true", "evaluate.every": 0, **self.protocol.tuning}
+        words += [word for key, value in only.items() for word in ("--set", f"{key}={value}")]
+        self.compare(out, *words)
         found = json.loads((out / f"{method}-s{seed}-{value:g}" / "results.json").read_text())
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
