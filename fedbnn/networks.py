@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.errors import ConfigError
+from fedbnn.random_conv import RandomConv
 
 Shape = tuple[int, int, int]
 Norm = Literal["batch", "group"]
@@ -143,11 +144,32 @@ class CifarResNet18(Backbone):
         return super().forward(images).mean((-2, -1))
 
 
+class FixedFeatures(Backbone):
+    """Random convolutions, with nothing to train but the prototypes on top of them.
+
+    Features are counted from their usual value u, in halves of it: 2 (f - u) / u, which needs no
+    data and leaves them near 0 with a spread near 1.
+    """
+
+    def __init__(
+        self, image_shape: Shape, filters: int = 300, mirror: bool = True, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.features = RandomConv(filters, mirror, seed)
+        self.width = self.features.width
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch; no gradient reaches them."""
+        with torch.no_grad():
+            return (self.features(images) * (2 / self.features.usual)).sub_(2)
+
+
 NETWORKS: Mapping[str, Callable[..., Backbone]] = {
     "mlp": MLP,
     "lenet": LeNet,
     "paper_resnet": PaperResNet,
     "cifar_resnet18": CifarResNet18,
+    "random_conv": FixedFeatures,
 }
 
 
@@ -156,7 +178,7 @@ class Classifier(nn.Module):
 
     def __init__(self, backbone: nn.Module, classes: int) -> None:
         super().__init__()
-        self.prior_mean: Callable[[Tensor], Tensor] | None = None
+        self.prior_mean: Callable[[Tensor, Tensor], Tensor] | None = None
         self.backbone = backbone
         self.head = nn.Linear(int(backbone.width), classes)  # type: ignore[arg-type]
 
@@ -167,5 +189,9 @@ class Classifier(nn.Module):
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits of a batch."""
         features = self.backbone(images)
-        logits = self.head(features)
-        return features, logits if self.prior_mean is None else logits + self.prior_mean(images)
+        return features, self.logits(images, features)
+
+    def logits(self, images: Tensor, features: Tensor) -> Tensor:
+        """Logits of a batch whose features are known."""
+        own: Tensor = self.head(features)
+        return own if self.prior_mean is None else own + self.prior_mean(images, features)

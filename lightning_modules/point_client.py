@@ -188,7 +188,7 @@ class WarmUp(ClientModule):
         """Cross-entropy over features that no gradient reaches."""
         with torch.no_grad():
             features = self.network.backbone(images)
-        return nn.functional.cross_entropy(self.network.head(features), labels)
+        return nn.functional.cross_entropy(self.network.logits(images, features), labels)
 
     def correct(self) -> None:
         """Prototypes that are not new do not move."""

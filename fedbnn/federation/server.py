@@ -58,20 +58,22 @@ class Federation:
     def __post_init__(self) -> None:
         if self.late.late == "fold":
             late.only_factors(self.method)
-        _fitting(self.method, self.head)
+        _fitting(self.method, self.head, moves=bool(self.layout.size))
 
 
-def _fitting(method: Method, head: Head) -> None:
-    """Refuse a head that a method cannot feed."""
+def _fitting(method: Method, head: Head, moves: bool) -> None:
+    """Refuse a head that a method cannot feed; `moves` says whether the backbone has weights."""
     if not isinstance(head, LinearHead) and not method.shares_prototypes:
         what = "class posteriors are shared, so they cannot stay on the clients"
         raise ConfigError(what, "head.name", "use head: linear")
     if not method.trains and not isinstance(head, ExactHead):
         what = "a method that trains nothing has only class posteriors over fixed features"
         raise ConfigError(what, "head.name", "use head: exact")
-    if method.trains and isinstance(head, ExactHead) and head.features == "backbone":
+    fixed = not (method.trains and moves)
+    if isinstance(head, ExactHead) and head.features == "backbone" and not fixed:
         what = "the features of a backbone that is trained move"
-        raise ConfigError(what, "head.features", "use random_conv, or method: exact")
+        fix = "use random_conv, a frozen network (network.trained: []), or method: exact"
+        raise ConfigError(what, "head.features", fix)
 
 
 @dataclass
@@ -195,17 +197,17 @@ def exchanges(
 ) -> Iterator[Exchange]:
     """The exchanges of a round: training, a consolidation that is due, the class statistics.
 
-    Statistics of features that never move come first: training may start from what they say.
+    Statistics come last: where training starts from what they say, it is of the rounds before.
     """
     method, head = federation.method, federation.head
-    if isinstance(head, ExactHead):
-        yield ExactAggregator(head, width(head, before))
     if method.trains:
         yield method.aggregator(started)
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
     if isinstance(head, GaussianHead):
         yield StatisticsAggregator(head, before)
+    if isinstance(head, ExactHead):
+        yield ExactAggregator(head, width(head, before))
 
 
 def _due(federation: Federation, number: int) -> Consolidation | None:

@@ -51,16 +51,16 @@ class ExactHead:
     log p(c | x) = log p(f | c) / temperature + prototypes (row_c . g + bias_c) + log p(c) + const
 
     Args:
-        features: f, of random convolutions (`random_conv`) or of the `backbone` as the run begins,
-            for a method that trains nothing.
+        features: f, of random convolutions (`random_conv`), or of a `backbone` that stays as it is:
+            of a method that trains nothing, or with nothing to train in it.
         filters: number of random convolutions; each gives nine features.
         mirror: whether features are those of an image and of its mirror image together.
         seed: seed of the random convolutions.
         shrinkage: how far, at least, the covariance is pulled towards a multiple of the identity.
         temperature: log-densities are divided by it.
         prototypes: how much of the scores of the trained network (features g) is added.
-        prior_mean: how much of the scores above is the prior mean of the network's in training, so
-            that it learns only what they do not know.
+        prior_mean: how much of the scores above, as of the rounds before, is the prior mean of the
+            network's in training, so that it learns only what they do not know.
         prior: classes are all alike (`uniform`), or as likely as met so far (`frequency`).
     """
 

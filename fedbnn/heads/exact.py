@@ -15,7 +15,7 @@ float32 1.3 MB for 125 images, and is sent nothing but names.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from fedbnn.heads import ExactHead, Head, checks
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, unpacked
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, ClassPosteriors, Spec, square, triangle
-from fedbnn.heads.random_conv import RandomConv
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
+from fedbnn.random_conv import RandomConv
 from fedbnn.state import State
 
 COUNT, SUM, MOMENT, ROWS = "exact.count", "exact.sum", "exact.moment", "exact.rows"
@@ -87,24 +87,31 @@ def measure(head: ExactHead, backbone: nn.Module, images: ImageSet) -> dict[str,
 
 @dataclass(frozen=True)
 class PriorMean:
-    """alpha (w_c . f + b_c): what the exact scores let a network begin with; no gradient."""
+    """alpha (w_c . f + b_c): what the exact scores let a network begin with; no gradient.
 
-    features: Callable[[Tensor], Tensor]
+    They are those of the rounds before, so that no image counts twice; a class nobody has met yet
+    is where all images are. Where f are the features of the network itself, which nothing trains,
+    this is a prior mean of its prototypes.
+    """
+
+    features: RandomConv | None
     rows: Tensor
 
     @classmethod
     def of(cls, head: Head, state: State, classes: tuple[str, ...]) -> "PriorMean | None":
-        """For the classes of a client's softmax, where the head asks for it."""
-        if not isinstance(head, ExactHead) or not head.prior_mean:
+        """For the classes of a client's softmax, where the head asks for it and knows any."""
+        if not isinstance(head, ExactHead) or not head.prior_mean or ROWS not in state:
             return None
-        rows = head.prior_mean * state[ROWS][state.index(classes)]
-        return cls(RandomConv(head.filters, head.mirror, head.seed), rows)
+        unmet = len(state[ROWS]) - 1
+        rows = head.prior_mean * state[ROWS][state.index(classes).clamp(max=unmet)]
+        fixed = RandomConv(head.filters, head.mirror, head.seed)
+        return cls(fixed if head.features == "random_conv" else None, rows)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Scores (n, C) of a batch."""
+    def __call__(self, images: Tensor, features: Tensor) -> Tensor:
+        """Scores (n, C) of a batch, given what the network sees in it."""
         with torch.no_grad():
-            rows = self.rows.to(images)
-            return nn.functional.linear(self.features(images), rows[:, :-1], rows[:, -1])
+            rows, seen = self.rows.to(images), self.features(images) if self.features else features
+            return nn.functional.linear(seen, rows[:, :-1], rows[:, -1])
 
 
 @dataclass(frozen=True)
@@ -191,10 +198,16 @@ class ExactFold:
         self.moment.addmm_(upper.T, upper, alpha=trust)
 
     def close(self) -> State:
-        """The state with these sums, and the scores as rows where clients start from them."""
+        """The state with these sums, and where clients start from them the scores as rows.
+
+        The last row is that of a class that nobody has met.
+        """
         sums = {COUNT: self.count, SUM: self.sum, MOMENT: triangle(self.moment)}
         state, head = self.state.having(sums), self.aggregator.head
         if not head.prior_mean:
             return state
-        every = torch.arange(len(state.classes))
-        return state.having({ROWS: Discriminant.of(posteriors(state), every, head).rows()})
+        found, unmet = posteriors(state), self.sum.sum(0, keepdim=True) / self.count.sum()
+        everybody = torch.cat([found.count, self.count.new_zeros(1)])
+        found = replace(found, mean=torch.cat([found.mean, unmet]), count=everybody)
+        rows = Discriminant.of(found, torch.arange(len(everybody)), head).rows()
+        return state.having({ROWS: rows})

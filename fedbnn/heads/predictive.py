@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import linear as linear_of
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.model import FeatureClassifier
@@ -52,6 +53,7 @@ class Predictor:
         elif isinstance(head, ExactHead) and fixed:
             self._fixed = exact.scorer(head, backbone, state, rows)
             samples = samples if self._share else 0
+        self._features = backbone.eval() if not layout.size else None
         self._draws = [layout.by_parameter(*draw) for draw in _draws(state, rows, samples, seed)]
 
     def scores(self, images: ImageSet) -> Tensor:
@@ -60,15 +62,22 @@ class Predictor:
         with torch.inference_mode():
             batches = [batch for batch, _ in images.loader(BATCH, shuffle=False)]
             fixed = [self._fixed(batch) if self._fixed else None for batch in batches]
-            both = list(zip(batches, fixed, strict=True))
+            seen = [self._features(batch) if self._features else batch for batch in batches]
+            both = list(zip(seen, fixed, strict=True))
             scored = [[self._logits(draw, *one) for one in both] for draw in self._draws]
             return torch.stack([torch.cat(parts) for parts in scored])
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor, fixed: Tensor | None) -> Tensor:
-        """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs."""
+        """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs.
+
+        Of images, or of their features where every draw has the same.
+        """
         if fixed is not None and not self._share:
             return fixed
-        features, linear = functional_call(self._network, draw, (batch,))
+        if self._features:
+            features, linear = batch, linear_of(batch, draw["head.weight"], draw["head.bias"])
+        else:
+            features, linear = functional_call(self._network, draw, (batch,))
         if self._moving is not None:
             fixed = self._moving.scores(features)
         scores: Tensor = linear if fixed is None else fixed + self._share * linear

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,14 +18,14 @@ from fedbnn.errors import ConfigError
 from fedbnn.federation import server
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead, exact
 from fedbnn.heads.discriminant import Discriminant
-from fedbnn.heads.exact import COUNT, MOMENT, SUM, ExactAggregator, PriorMean
+from fedbnn.heads.exact import COUNT, MOMENT, ROWS, SUM, ExactAggregator, PriorMean
 from fedbnn.heads.factor import factor
 from fedbnn.heads.predictive import Predictor
-from fedbnn.heads.random_conv import RandomConv
 from fedbnn.messages import Update
-from fedbnn.methods import FedAvg
+from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.exact import Exact
-from fedbnn.networks import MLP
+from fedbnn.networks import MLP, FixedFeatures
+from fedbnn.random_conv import RandomConv
 from fedbnn.state import State
 from tests.core.class_features import NAMES, world
 
@@ -126,8 +127,8 @@ def test_rows_are_the_scores_of_the_discriminant_near_the_classes() -> None:
 
 
 def test_the_prior_mean_of_a_network_is_added_to_its_logits() -> None:
-    images, rows = torch.randn(5, 1, 8, 8), torch.randn(3, 37)
-    head, state = replace(HEAD, prior_mean=0.5), State({"exact.rows": rows}, NAMES)
+    images, rows = torch.randn(5, 1, 8, 8), torch.randn(4, 37)
+    head, state = replace(HEAD, prior_mean=0.5), State({ROWS: rows}, NAMES)
     network = layout_of(MLP((1, 8, 8), (6,))).classifier(MLP((1, 8, 8), (6,)), torch.randn(2, 7))
     plain = network(images)
     network.prior_mean = PriorMean.of(head, state, ("c", "a"))
@@ -136,6 +137,29 @@ def test_the_prior_mean_of_a_network_is_added_to_its_logits() -> None:
     torch.testing.assert_close(network(images) - plain, wanted, rtol=1e-4, atol=1e-4)
     assert PriorMean.of(HEAD, state, ("c", "a")) is None
     assert PriorMean.of(LinearHead(), state, ("c", "a")) is None
+    assert PriorMean.of(head, State({}, NAMES), ("c", "a")) is None
+
+
+def test_the_prior_mean_of_a_class_nobody_has_met_is_the_last_row() -> None:
+    rows, names = torch.randn(4, 6), (*NAMES, "new", "newer")
+    head = replace(HEAD, prior_mean=2.0, features="backbone")
+    found = PriorMean.of(head, State({ROWS: rows}, names), ("newer", "b", "new"))
+    assert found is not None
+    torch.testing.assert_close(found.rows, 2 * rows[[3, 1, 3]])
+    features = torch.randn(7, 5)
+    wanted = features @ found.rows[:, :-1].T + found.rows[:, -1]
+    torch.testing.assert_close(found(torch.zeros(7, 1, 4, 4), features), wanted)
+
+
+def test_rows_are_of_all_images_so_far_and_of_a_class_where_they_are() -> None:
+    features, labels = world(6, 300)
+    head, some = replace(HEAD, prior_mean=1.0), labels < 2
+    fold = ExactAggregator(head, 4).fold(State({}, NAMES))
+    fold.add(sent(features[some], labels[some]))
+    state = fold.close()
+    every = Discriminant.of(exact.posteriors(state), torch.arange(3), head).rows()
+    torch.testing.assert_close(state[ROWS][:3], every)
+    torch.testing.assert_close(state[ROWS][3], every[2])  # nobody has met "c"
 
 
 # Whole rounds on the digits.
@@ -175,6 +199,32 @@ def test_a_network_learns_beside_exact_scores(federate: Callable[..., Any], digi
     )
     linear = Predictor(backbone, layout_of(backbone), state, LinearHead()).scores(digits.test(0))
     torch.testing.assert_close(both, alone + linear, rtol=1e-4, atol=1e-4)
+
+
+def test_prototypes_over_fixed_features_start_from_what_exact_scores_know(
+    federate: Callable[..., Any], digits: Any
+) -> None:
+    """Only prototypes are trained, those of absent classes stay, and predictions are sums."""
+    backbone = FixedFeatures(digits.image_shape, filters=4)
+    head = ExactHead(features="backbone", prior_mean=1.0, prototypes=0.5)
+    network = partial(FixedFeatures, filters=4)
+    federation, state = federate(FedBNN(r_init=0), head=head, network=network)
+    for number in range(1, digits.rounds + 1):
+        before = state
+        state = server.play(federation, state, number)
+        held = {name for k in digits.participants(number) for name in digits.counts(number, k)}
+        away = [name for name in before.classes if name not in held]
+        for name in ("prototypes", "prototypes.scale") if away else ():
+            ours, theirs = state[name][state.index(away)], before[name][before.index(away)]
+            assert torch.equal(ours, theirs)
+    assert not state["backbone"].numel()
+    assert len(state[ROWS]) == len(state.classes) + 1
+    images, layout = digits.test(0), layout_of(backbone)
+    both = Predictor(backbone, layout, state, head, samples=3).scores(images)
+    linear = Predictor(backbone, layout, state, LinearHead(), samples=3).scores(images)
+    alone = Predictor(backbone, layout, state, replace(head, prototypes=0.0)).scores(images)
+    torch.testing.assert_close(both, alone + 0.5 * linear, rtol=1e-4, atol=1e-4)
+    assert float((both - both[:1]).abs().max()) > 0
 
 
 def test_heads_that_a_method_cannot_feed_are_refused(federate: Callable[..., Any]) -> None:

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbnn.heads.random_conv import RandomConv, _covariance, gabor_filters
+from fedbnn.bayes.flatten import layout_of
+from fedbnn.networks import FixedFeatures
+from fedbnn.random_conv import RandomConv, _covariance, gabor_filters
 
 
 def pictures(*shape: int) -> Tensor:
@@ -24,6 +26,23 @@ def test_filters_have_no_mean_and_answer_nature_with_variance_one(channels: int)
 def test_a_seed_is_all_that_is_shared() -> None:
     assert torch.equal(gabor_filters(5, 3, 6, 4), gabor_filters.__wrapped__(5, 3, 6, 4))
     assert not torch.allclose(gabor_filters(5, 3, 6, 4), gabor_filters(5, 3, 6, 5))
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_a_usual_feature_is_that_of_an_answer_like_noise(mirror: bool) -> None:
+    noise = torch.randn(10**6, generator=torch.Generator().manual_seed(2))
+    wanted = (1 + mirror) * float((noise - 0.5).clamp_min(0).mean().sqrt())
+    assert RandomConv(3, mirror, 0).usual == pytest.approx(wanted, rel=5e-3)
+
+
+def test_as_a_network_they_have_no_weights_and_lie_around_zero() -> None:
+    network, images = FixedFeatures((3, 32, 32), filters=40), pictures(30, 3, 32, 32)
+    found = network(images)
+    assert layout_of(network).size == 0
+    assert found.shape == (30, network.width) == (30, 360)
+    seen = RandomConv(40, True, 0)
+    torch.testing.assert_close(found, 2 * seen(images) / seen.usual - 2)
+    assert abs(float(found.mean())) < 1
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (1, 8, 8), (1, 28, 28), (3, 32, 40), (3, 64, 64)])

@@ -46,6 +46,13 @@ class RandomConv:
         """Number of features."""
         return self.filters * FIELDS**2
 
+    @property
+    def usual(self) -> float:
+        """A feature where z ~ N(0, 1): sqrt E max(0, z - t) = sqrt(p(t) - t P(z > t)), t = 1/2."""
+        density = math.exp(-(THRESHOLD**2) / 2) / math.sqrt(2 * math.pi)
+        above = math.erfc(THRESHOLD / math.sqrt(2)) / 2
+        return (1 + self.mirror) * math.sqrt(density - THRESHOLD * above)
+
     def __call__(self, images: Tensor) -> Tensor:
         """Features of a batch."""
         return torch.cat([self._features(some) for some in images.split(BATCH)])
