@@ -35,9 +35,9 @@ class FlowerEngine:
 
     `deadline` is kept by the site; the server allows a minute more, in which the site launches its
     app. A client that no site serves (or two claim) is waited for during `patience` seconds, and so
-    is one whose site has left with its order. With `late`, an order outlives its deadline by so
-    many of them; its client is not asked again meanwhile, and its answer is passed on as late.
-    `check` may raise while answers are awaited.
+    is one whose site has left with its order. With `late`, nothing is lost by not waiting that
+    minute: an order outlives its deadline by so many of them; its client is not asked again
+    meanwhile, and its answer is passed on as late. `check` may raise while answers are awaited.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class FlowerEngine:
         self._grid, self._config, self._sites = grid, json.dumps(config), Sites(grid)
         self._deadline, self._patience, self._check = deadline, patience, check
         self._lives, self._late = 1 + late, dict[str, Asked]()
+        self._open = (deadline or inf) + (0.0 if late else LAUNCH_SECONDS)
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
         """One answer of each client, as they come."""
@@ -61,7 +62,7 @@ class FlowerEngine:
             self._check()
             for client, node in exchange.placed():
                 order = self._order(payload, client, private(client))
-                if not exchange.send(order, node, self._deadline or inf):
+                if not exchange.send(order, node, self._open):
                     yield Failure(client, "Flower did not take its order")
             yield from exchange.answers()
             yield from exchange.given_up(late=self._lives > 1)
@@ -122,15 +123,15 @@ class Exchange:
             if node is not None:
                 yield client, node
 
-    def send(self, order: wire.Order, node: int, deadline: float) -> bool:
-        """Send an order; whether Flower took it."""
+    def send(self, order: wire.Order, node: int, seconds: float) -> bool:
+        """Send an order that is awaited for so many seconds; whether Flower took it."""
         del self._waits[order.client]
         good, began = order.deadline + LAUNCH_SECONDS if order.deadline else None, monotonic()
         message = Message(wire.order_records(order), node, TRAIN, ttl=good)
         number = next(iter(self._grid.push_messages([message])), None)
         if not number:
             return False
-        due, void = began + deadline + LAUNCH_SECONDS, began + (good or inf)
+        due, void = began + seconds, began + (good or inf)
         self._asked[number] = Asked(order.client, node, due, void)
         self._sent[number] = order.client
         return True
