@@ -16,7 +16,7 @@ from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.flower.sites import LEFT, Sites
 from fedbnn.messages import Failure, FitResult
 
-TRAIN, LAUNCH_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 0.1, 1.0
+TRAIN, LAUNCH_SECONDS, KEPT_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 600.0, 0.1, 1.0
 LOG = logging.getLogger(__name__)
 
 
@@ -124,10 +124,14 @@ class Exchange:
                 yield client, node
 
     def send(self, order: wire.Order, node: int, seconds: float) -> bool:
-        """Send an order that is awaited for so many seconds; whether Flower took it."""
+        """Send an order that is awaited for so many seconds; whether Flower took it.
+
+        Flower keeps it longer than it is good, or it would speak of a site that has left.
+        """
         del self._waits[order.client]
         good, began = order.deadline + LAUNCH_SECONDS if order.deadline else None, monotonic()
-        message = Message(wire.order_records(order), node, TRAIN, ttl=good)
+        kept = good and good + KEPT_SECONDS
+        message = Message(wire.order_records(order), node, TRAIN, ttl=kept)
         number = next(iter(self._grid.push_messages([message])), None)
         if not number:
             return False
