@@ -32,7 +32,7 @@ SITES, FIVE, SLOW, LOOK_SECONDS, LONGEST = 3, 5, 4, 0.1, 7200.0
 LARGE = {"network": "paper_resnet", "stream.size": "32", "stream.samples_per_round": "192"}
 LARGE |= {"client.epochs": "1", "client.batch_size": "64", "method.r_init": "0"}
 SMALL = {"head": "linear", "stream.samples_per_round": "320", "method.r_init": "0"}
-ROOM, TIMES = 1.5, 2.0
+ROOM, TIMES, CYCLE = 1.5, 2.0, 3
 """The deadline and the slow site, as multiples of a round in which nobody is slow."""
 RUN_SECONDS, HELD_SECONDS = 0.2, 1.8
 """A slow process is let run for so long, then held for so long, until its time is up."""
@@ -43,7 +43,7 @@ def deployment(options: Namespace) -> list[Row]:
 
     Seconds and bytes are medians over the rounds after the first, evaluation left out.
     """
-    words = _words(options, LARGE, SITES, options.repeats + 1)
+    words = [*_words(options, LARGE, SITES), *_lasting(options.repeats)]
     with TemporaryDirectory() as folder, _federation(Path(folder), SITES) as sites:
         with _peaks(sites) as peaks:
             sites.run(" ".join([*words, "--run_dir", "sites"]), seconds=LONGEST)
@@ -62,29 +62,35 @@ def slow_site(options: Namespace) -> list[Row]:
 
     The deadline is `ROOM` times a round in which nobody is slow, and the slow site takes `TIMES` of
     these deadlines at least. `wait` waits for it, `refuse` closes the round without it, `fold` does
-    so, too, and folds its factor into a later one. `counted` is how many of its answers were.
+    so, too, and folds its factor into a later one: `CYCLE` times as many rounds, since none is like
+    the other. `counted` is how many of its answers were.
     """
-    words = _words(options, SMALL, FIVE, options.repeats + 1)
+    words, rounds = _words(options, SMALL, FIVE), options.repeats
     with TemporaryDirectory() as folder, _federation(Path(folder), FIVE) as sites:
-        rows = [_hourly(sites, "nobody is slow", words, options.repeats)]
+        rows = [_hourly(sites, "nobody is slow", words, rounds)]
         usual = 3600 / rows[0]["rounds_per_hour"]
         deadline, held = ROOM * usual, TIMES * ROOM * usual
         limit = ["--gate.deadline_seconds", f"{deadline:.1f}"]
         late = ["--federation.late", "fold", "--federation.max_staleness", "20"]
-        ways = {"wait": [], "refuse": limit, "fold": [*limit, *late]}
-        for name, more in ways.items():
+        ways = {"wait": ([], 1), "refuse": (limit, 1), "fold": ([*limit, *late], CYCLE)}
+        for name, (more, times) in ways.items():
             with _slowed(sites, name, held):
-                rows.append(_hourly(sites, name, [*words, *more], options.repeats))
+                rows.append(_hourly(sites, name, [*words, *more], times * rounds))
     return [row | {"deadline_s": deadline, "slow_site_s": held} for row in rows]
 
 
-def _words(options: Namespace, more: Mapping[str, str], sites: int, rounds: int) -> list[str]:
+def _words(options: Namespace, more: Mapping[str, str], sites: int) -> list[str]:
     """The run to measure, as words of `python train.py`."""
     asked = {"config": str(Path(options.config or "conf/quickstart.yaml").resolve())}
     asked |= {"method": options.method, "track.wandb": "off", "gate.influence_cap": "null"}
     asked |= {"stream.clients": str(sites), "stream.clients_per_round": str(sites)}
-    asked |= {"stream.tasks": "1", "stream.rounds_per_task": str(rounds), "stream.partition": "iid"}
+    asked |= {"stream.tasks": "1", "stream.partition": "iid"}
     return flags({**asked, **more, **dict(options.set)})
+
+
+def _lasting(rounds: int) -> list[str]:
+    """So many rounds, after a first one that does not count."""
+    return ["--stream.rounds_per_task", str(rounds + 1)]
 
 
 @contextmanager
@@ -130,6 +136,7 @@ def _costs(run: Path) -> Row:
     first, *lines = _lines(run)
     row: Row = {"rounds": len(lines), "first_s": _seconds(first)}
     row["round_s"] = median(map(_seconds, lines))
+    row["machine_load"] = _load(lines)
     for way in ("down", "up"):
         sent = [sum(line[f"bytes_{way}"].values()) / 1e6 for line in lines]
         row[f"megabytes_{way}"] = median(sent)
@@ -139,6 +146,11 @@ def _costs(run: Path) -> Row:
 def _seconds(line: run_dir.Record) -> float:
     """How long a round took, evaluation left out."""
     return float(line["seconds"]["round"] - line["seconds"]["evaluate"])
+
+
+def _load(lines: Sequence[run_dir.Record]) -> float:
+    """How many processes wanted to run on the whole machine: seconds mean little where many did."""
+    return median(line["load"]["machine"] for line in lines)
 
 
 def _final(run: Path) -> bytes:
@@ -167,13 +179,14 @@ def _peaks(sites: Loopback) -> Iterator[dict[str, float]]:
 def _hourly(sites: Loopback, name: str, words: Sequence[str], rounds: int) -> Row:
     """How many rounds an hour has, by the rounds after the first; and whose answers counted."""
     run = name.split()[0]
-    sites.run(" ".join([*words, "--run_dir", run]), seconds=LONGEST)
+    sites.run(" ".join([*words, *_lasting(rounds), "--run_dir", run]), seconds=LONGEST)
     lines, slow = _lines(sites.home / run)[1:], str(SLOW)
     seconds = [_seconds(line) for line in lines]
     missed = sum(slow in line["failed"] or slow in line["refused"] for line in lines)
     late = sum(slow in line["late"] for line in lines)
     row = {"name": name, "rounds": rounds, "rounds_per_hour": 3600 * len(lines) / sum(seconds)}
-    return {**row, "counted": rounds - missed, "of_these_late": late, "by_round_s": seconds}
+    row |= {"counted": rounds - missed, "of_these_late": late, "machine_load": _load(lines)}
+    return {**row, "by_round_s": seconds}
 
 
 @contextmanager
