@@ -32,7 +32,7 @@ SITES, FIVE, SLOW, LOOK_SECONDS, LONGEST = 3, 5, 4, 0.1, 7200.0
 LARGE = {"network": "paper_resnet", "stream.size": "32", "stream.samples_per_round": "192"}
 LARGE |= {"client.epochs": "1", "client.batch_size": "64", "method.r_init": "0"}
 SMALL = {"head": "linear", "stream.samples_per_round": "320", "method.r_init": "0"}
-ROOM, TIMES, CYCLE = 1.5, 2.0, 3
+ROOM, TIMES, CYCLE = 1.5, 2.0, 5
 """The deadline and the slow site, as multiples of a round in which nobody is slow."""
 RUN_SECONDS, HELD_SECONDS = 0.2, 1.8
 """A slow process is let run for so long, then held for so long, until its time is up."""

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 FAULTS = ["", "cut", "twice", "echo", "hang", "deaf"]
 HONEST, CUT, TWICE, ECHO, HANG, DEAF = map(str, range(6))
 HOSTILE = Path(__file__).parent / "hostile"
-SECONDS = 90
+SECONDS = 180
 WORDS = "--config small.yaml --gate.influence_cap null --stream.clients {0} "
 WORDS += "--stream.clients_per_round {0} "
 
@@ -38,7 +38,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 def run(machines: Machines) -> Path:
     """A run of two rounds with all of them."""
     some = f"--run_dir run --gate.quorum 0.3 --gate.deadline_seconds {SECONDS}"
-    said = machines.run(WORDS.format(6) + some)
+    said = machines.run(WORDS.format(6) + some, seconds=1500.0)
     assert (machines.home / "run" / "results.json").exists(), said
     return machines.home / "run"
 
