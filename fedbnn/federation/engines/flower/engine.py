@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedbnn.federation.engines import Answer, Private
 from fedbnn.federation.engines.flower import wire
-from fedbnn.federation.engines.flower.sites import LEFT, Sites
+from fedbnn.federation.engines.flower.sites import LEFT, QUERY_SECONDS, Sites
 from fedbnn.messages import Failure, FitResult
 
 TRAIN, LAUNCH_SECONDS, KEPT_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 600.0, 0.1, 1.0
@@ -34,10 +34,11 @@ class FlowerEngine:
     """Sends each client's order to the node that serves it, one at a time to a node.
 
     `deadline` is kept by the site; the server allows a minute more, in which the site launches its
-    app. A client that no site serves (or two claim) is waited for during `patience` seconds, and so
-    is one whose site has left with its order. With `late`, nothing is lost by not waiting that
-    minute: an order outlives its deadline by so many of them; its client is not asked again
-    meanwhile, and its answer is passed on as late. `check` may raise while answers are awaited.
+    app. A client that no site serves (or two claim) is waited for during `patience` seconds, once
+    every site that is there has said whom it serves (ten minutes at most); and so is one whose site
+    has left with its order. With `late`, nothing is lost by not waiting that minute: an order
+    outlives its deadline by so many of them; its client is not asked again meanwhile, and its
+    answer is passed on as late. `check` may raise while answers are awaited.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Exchange:
         self._waits = dict.fromkeys(clients, monotonic())
         self._asked: dict[str, Asked] = {}
         self._sent: dict[str, int] = {}
-        self._looked = -inf
+        self._began, self._looked = monotonic(), -inf
 
     @property
     def unfinished(self) -> bool:
@@ -115,8 +116,9 @@ class Exchange:
         if monotonic() - self._looked > LOOK_SECONDS:
             self._sites.look()
             self._looked = monotonic()
+        hopeful = self._sites.unsure and monotonic() - self._began < QUERY_SECONDS
         for client in list(self._waits):
-            if len(self._sites.claims(client)) < 2 and self._sites.of(client):
+            if hopeful or (len(self._sites.claims(client)) < 2 and self._sites.of(client)):
                 self._waits[client] = monotonic()
             out = [*self._asked.values(), *self._late.values()]
             node = self._sites.free(client, (asked.node for asked in out))
