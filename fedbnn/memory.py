@@ -36,6 +36,14 @@ def resident(process: int | str = "self") -> float:
     return 0.0
 
 
+def peak(process: int | str = "self") -> float:
+    """The most bytes of a process that were in memory at once; 0 as above."""
+    with suppress(OSError, IndexError):
+        said = Path(f"/proc/{process}/status").read_text().split("VmHWM:")[1]
+        return 1024 * float(said.split()[0])
+    return 0.0
+
+
 def _glibc(name: str) -> Any:
     """A function of glibc, or None where that is not the C library."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -13,7 +13,7 @@ from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import ExactHead, Head, exact, gaussian, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet
-from fedbnn.messages import FitInstruction, FitResult, Update
+from fedbnn.messages import FitInstruction, FitResult, Update, is_receipt
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
@@ -71,6 +71,8 @@ class ClientRunner:
         self, instruction: FitInstruction, client: int, private: bytes | None
     ) -> tuple[Assignment, Any]:
         """What one client trains on, and from where; its data as a Lightning data module."""
+        if private and is_receipt(client, private):
+            raise ClientFailed("what it keeps is at its site: go on there, with flwr run")
         data = self.stream.at(instruction.round, client, self.local.batch_size)
         remembered, replay = State.from_bytes(private) if private else None, self.method.replay
         images = replay.images(data.images, remembered) if replay else data.images

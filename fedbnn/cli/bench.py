@@ -26,6 +26,7 @@ from fedbnn import memory
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
+from fedbnn.cli.bench_sites import deployment, slow_site
 from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments, flags, pair
 from fedbnn.cli.train import parse
@@ -46,6 +47,7 @@ Row = dict[str, Any]
 Seconds = dict[str, list[float]]
 Updates = list[dict[int, bytes]]
 Loss = Callable[[Tensor, Tensor], Tensor]
+CONFIG = "conf/cifar100_ci_fast.yaml"
 IMAGE, CLASSES, LR = (3, 32, 32), 25, 1e-3
 CASES = {"lenet": (128, 40), "paper_resnet": (64, 12)}
 """Networks of `step`, each with its batch size and the number of turns."""
@@ -68,15 +70,19 @@ def _options(argv: Sequence[str]) -> Namespace:
     """What the command line says."""
     about = "Measure what things cost; ratios are taken side by side in one run."
     parser = Arguments("bench", about)
-    add, config = parser.add_argument, "conf/cifar100_ci_fast.yaml"
+    add = parser.add_argument
     add("what", choices=list(MEASURED), nargs="?", default="step", help="default: step")
-    add("--config", default=config, help="for all but step: the experiment")
+    add("--config", help=f"for all but step: the experiment (default: {CONFIG}; sites: quickstart)")
     add("--method", default="fedbnn", help="for all but step: the method")
     add("--data_dir", default="data", help="where data sets are (default: data)")
     turns = "turns of engines; rounds of overhead and memory; step takes more"
     add("--repeats", type=PositiveInt, default=6, help=turns)
     add("--workers", type=PositiveInt, default=2, help="how many clients engines run at once")
     add("--flower", action="store_true", help="engines: measure Flower, too; this starts Ray")
+    about = "engines: three sites of Flower on 127.0.0.1 and 6.8 M weights instead, beside serial"
+    add("--deployment", action="store_true", help=about)
+    about = "engines: five such sites instead, one of them slow: rounds per hour"
+    add("--slow_site", action="store_true", help=about)
     add("--out", type=Path, help="JSON file to write")
     about = "for all but step: any setting (--KEY VALUE is the same)"
     add("--set", type=pair, action="append", default=[], metavar="KEY=VALUE", help=about)
@@ -85,7 +91,7 @@ def _options(argv: Sequence[str]) -> Namespace:
 
 def _words(options: Namespace, more: Mapping[str, str] | None = None) -> list[str]:
     """The configuration to measure, as words."""
-    asked = {"config": options.config, "method": options.method}
+    asked = {"config": options.config or CONFIG, "method": options.method}
     asked |= {"stream.data_dir": options.data_dir, "track.wandb": "off", "evaluate.every": "0"}
     return flags({**asked, **(more or {}), **dict(options.set)})
 
@@ -172,6 +178,8 @@ def _engines(options: Namespace) -> list[Row]:
     `first_s` is how long that one took, with all that starts; `ideal` the ratio to serial that so
     many workers could reach if nothing came between.
     """
+    if options.deployment or options.slow_site:
+        return (deployment if options.deployment else slow_site)(options)
     asked = {"serial": {"engine": "serial"}, **_apart(options)}
     updates: dict[str, Updates] = {name: [] for name in asked}
     with TemporaryDirectory() as folder, ExitStack() as stack:

@@ -26,7 +26,7 @@ def play(grid: Any, settings: Mapping[str, Any]) -> int:
 def on_sites(grid: Any, parsed: Parsed) -> FlowerEngine:
     """The engine of a deployment; what clients keep for themselves stays on their sites."""
     method = parsed.build("method")
-    if method.replay is not None or not method.shares_prototypes:
+    if method.server_reads:
         what = f"{parsed['method']['name']} lets the server read what its clients keep"
         fix = "on sites that stays with them; choose another method, or share: global"
         raise ConfigError(what, "method.name", fix)

@@ -65,7 +65,8 @@ class ExpectedUpdate:
     `known` says how long its rows are on the server, by tensor. `apart` gives by client how far it
     stands from the others in what has units of its own, 1 where trust begins to fall, and in what.
     `kept` gives the tensors of what a client may keep for itself, given that and the images it
-    announced; where a memory of images changes in between, it `forgets` some of these.
+    announced; where a memory of images changes in between, it `forgets` some of these. With
+    `receipts` the digest of it does, where the client keeps the thing at a site of its own.
     """
 
     run: str
@@ -80,6 +81,7 @@ class ExpectedUpdate:
     apart: Callable[[Sequence[Update]], Apart] = lambda _updates: {}
     kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
     forgets: bool = False
+    receipts: bool = True
 
 
 @dataclass
@@ -133,8 +135,9 @@ class Candidates:
         _plausible(update, call)
         if (reason := call.defect(update)) is not None:
             raise Refused(reason)
-        if reply.private is not None and not is_receipt(reply.client, reply.private):
-            self._kept(reply.private, call, reply.client)
+        own = reply.private
+        if own is not None and not (call.receipts and is_receipt(reply.client, own)):
+            self._kept(own, call, reply.client)
         return update
 
     def _sized(self, payload: bytes) -> None:

@@ -19,7 +19,7 @@ from fedbnn.federation.late import Late
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
 from fedbnn.heads.exact import ExactAggregator, width
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult, Refused, is_receipt, read_update
+from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.base import Consolidation
@@ -188,8 +188,7 @@ def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
     if replay is None:
         return shown
     private = federation.ledger.private(client)
-    there = private is not None and not is_receipt(client, private)
-    return replay.counts(shown, State.from_bytes(private) if private and there else None)
+    return replay.counts(shown, State.from_bytes(private) if private else None)
 
 
 def exchanges(
@@ -233,6 +232,7 @@ def exchange(
             known=partial(aggregator.known, state),
             apart=partial(aggregator.apart, state),
             kept=partial(_kept, federation, state),
+            receipts=not federation.method.server_reads,
             forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)

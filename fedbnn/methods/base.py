@@ -193,6 +193,11 @@ class Method:
         return self.share == "global"
 
     @property
+    def server_reads(self) -> bool:
+        """Whether the server reads what clients keep: images they replay, prototypes of theirs."""
+        return self.replay is not None or not self.shares_prototypes
+
+    @property
     def server_step(self) -> ServerStep:
         """What the server makes of the clients' mean."""
         return ServerStep(self.server_lr, self.server_optimizer)

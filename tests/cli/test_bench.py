@@ -106,7 +106,13 @@ def test_memory_is_read_after_each_round_of_a_run_of_its_own(home: Path, capsys)
 
 @pytest.mark.parametrize(
     "words",
-    [("stepp",), ("step", "--repeats", "0"), ("memory", "--workers", "many")],
+    [
+        ("stepp",),
+        ("step", "--repeats", "0"),
+        ("memory", "--workers", "many"),
+        ("engines", "--deployment"),
+        ("engines", "--slow_site"),
+    ],
     ids=" ".join,
 )
 def test_what_cannot_be_measured_is_one_line(words: tuple[str, ...], home: Path, capsys) -> None:

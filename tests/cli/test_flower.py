@@ -14,7 +14,7 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from fedbnn.cli import flower, site
 from fedbnn.cli.main import main
@@ -24,6 +24,7 @@ from fedbnn.storage.ledger import Ledger
 from tests.cli.command import final
 from tests.federation.grids import Fault, LocalGrid
 
+Nodes = dict[int, dict[str, Any]]
 REFUSED = ["--method fcil", "--method local", "--method.share backbone_only"]
 
 
@@ -33,7 +34,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LAUNCH_SECONDS", 1.0)
 
 
-def sites(home: Path) -> dict[int, dict[str, Any]]:
+def sites(home: Path) -> Nodes:
     """Three sites for four clients, each with folders of its own."""
     return {
         number: {
@@ -45,10 +46,12 @@ def sites(home: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def started(home: Path, words: str, fault: Fault | None = None) -> LocalGrid:
-    """`flwr run` with these words, to its end."""
+def started(
+    home: Path, words: str, fault: Fault | None = None, nodes: Nodes | None = None
+) -> LocalGrid:
+    """`flwr run` with these words, to its end, on the three sites or on other nodes."""
     client._worker.cache_clear()
-    grid = LocalGrid(site.client, sites(home), fault)
+    grid = LocalGrid(site.client, nodes or sites(home), fault)
     words = words if "--resume" in words else f"--config tiny.yaml {words}"
     context = Context(7, 0, {}, RecordDict(), {"fedbnn": words})
     flower.server(grid, context)
@@ -102,6 +105,30 @@ def test_a_site_without_its_memory_is_named_and_the_run_goes_on_when_it_is_back(
         folder.rename(str(folder).removesuffix("-away"))
     started(home, "--resume b")
     assert final(home / "b") == final(home / "a")
+
+
+def unreachable(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+    """From the third round on nobody can be reached."""
+    gone = len(grid.orders) >= 4
+    return [Message(Error(2, "unreachable"), reply_to=order)] if gone else [reply]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_moves_to_sites_with_what_clients_kept_and_not_away_from_them(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On nodes that serve any client the server keeps it; on sites it has receipts only."""
+    words = "--method scaffold --stream.clients 2"
+    assert main(["train", "--config", "tiny.yaml", *words.split(), "--run_dir", "serial"]) == 0
+    with pytest.raises(Ended):
+        started(home, f"{words} --run_dir moved", unreachable, {1: {}})
+    started(home, "--resume moved")
+    assert final(home / "moved") == final(home / "serial")
+    with pytest.raises(Ended):
+        started(home, f"{words} --run_dir stays", unreachable)
+    capsys.readouterr()
+    assert main(["train", "--resume", "stays", "--engine", "serial"]) == 5
+    assert "what it keeps is at its site: go on there, with flwr run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", REFUSED)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import command, descendants, environment, final, process
+from fedbnn.federation.engines.flower.loopback import descendants
+from tests.cli.command import command, environment, final, process
 
 pytest.importorskip("ray", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 

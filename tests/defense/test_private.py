@@ -154,6 +154,14 @@ def test_prototypes_at_home_are_finite_and_bring_no_backbone(
     assert_each_costs_the_liar_its_round(refused)
 
 
+@pytest.mark.parametrize("name", ["fcil", "local", "fedavg at home"])
+def test_a_receipt_is_no_memory_where_the_server_reads_it(
+    federate: Federate, digits: FederatedStream, name: str
+) -> None:
+    receipt: Lie = lambda kept: b"%d-" % LIAR + b"0" * 64  # noqa: E731
+    assert_each_costs_the_liar_its_round(played(federate, digits, METHODS[name], [receipt])[1])
+
+
 def test_a_receipt_is_the_clients_own() -> None:
     own = b"3-" + b"0a" * 32
     assert is_receipt(3, own)

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from fedbnn.federation.engines.flower.loopback import SERVER
 from tests.cli.command import final
 from tests.deployment.machines import Machines
 
@@ -41,7 +42,7 @@ def test_the_server_killed_in_mid_round_is_resumed_from_its_ledger(
 ) -> None:
     machines.run("--config small.yaml --run_dir resumed", wait=False)
     machines.committed("resumed", 1)
-    (server,) = machines.pids("link", "flwr-serverapp")
+    (server,) = machines.pids("link", SERVER)
     os.kill(server, signal.SIGKILL)
     said = machines.run("--resume resumed")
     assert "resumed goes on after round 1" in said

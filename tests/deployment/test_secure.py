@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fedbnn.federation.engines.flower.loopback import until
 from tests.cli.command import ROOT, final
-from tests.deployment.machines import Machines, until
+from tests.deployment.machines import Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 

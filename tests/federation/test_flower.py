@@ -1,6 +1,7 @@
 """Flower gives the same bytes as `serial`; what happens to one site costs its clients only."""
 
 from collections.abc import Iterable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -131,6 +132,18 @@ def test_a_client_goes_to_the_site_that_serves_it(tmp_path: Any) -> None:
 
 def test_a_client_without_a_site_is_named() -> None:
     assert reasons(federation({12: {"clients": "2"}})[1], [0]) == {0: "no site served it for 0.2 s"}
+
+
+def test_a_site_that_is_slow_to_say_whom_it_serves_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine its app takes minutes to start, longer than one waits for nobody."""
+    grid, engine = federation({12: {}})
+    pull, end = grid.pull_messages, monotonic() + 0.6
+    monkeypatch.setattr(
+        grid, "pull_messages", lambda numbers: pull(numbers) if monotonic() > end else []
+    )
+    assert reasons(engine, [0]) == {0: None}
 
 
 def test_a_client_that_two_sites_claim_is_asked_of_neither() -> None:

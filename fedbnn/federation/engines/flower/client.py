@@ -20,7 +20,7 @@ from fedbnn.errors import FedBNNError
 from fedbnn.federation.engines import Answer, ClientFailed, SerialEngine, Worker
 from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.worker import composed
-from fedbnn.messages import Failure, FitResult
+from fedbnn.messages import Failure, FitResult, is_receipt
 from fedbnn.state import digest
 from fedbnn.storage.files import write_atomic
 
@@ -58,7 +58,7 @@ def answered(entry: str, order: wire.Order, node: Node) -> Answer:
     shelf = None if clients is None else _shelf(node, json.loads(order.config))
     try:
         worker = _worker(entry, order.config, json.dumps(_settings(node)))
-        private = shelf.fetch(order.private) if shelf else order.private
+        private = shelf.fetch(order.client, order.private) if shelf else order.private
     except (ClientFailed, FedBNNError, OSError) as error:
         return Failure(order.client, str(error))
     engine = SerialEngine(worker, order.deadline or None)
@@ -110,10 +110,10 @@ class Shelf:
             path.unlink()
         return name.encode()
 
-    def fetch(self, receipt: bytes | None) -> bytes | None:
-        """What a receipt stands for."""
-        if receipt is None:
-            return None
+    def fetch(self, client: int, receipt: bytes | None) -> bytes | None:
+        """What a receipt stands for; what the server had to keep so far is the thing itself."""
+        if receipt is None or not is_receipt(client, receipt):
+            return receipt
         name = receipt.decode()
         path = self.directory / Path(name).name
         private = path.read_bytes() if path.is_file() else b""

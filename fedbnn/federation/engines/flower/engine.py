@@ -13,10 +13,10 @@ from flwr.serverapp import Grid
 
 from fedbnn.federation.engines import Answer, Private
 from fedbnn.federation.engines.flower import wire
-from fedbnn.federation.engines.flower.sites import LEFT, Sites
+from fedbnn.federation.engines.flower.sites import LEFT, QUERY_SECONDS, Sites
 from fedbnn.messages import Failure, FitResult
 
-TRAIN, LAUNCH_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 0.1, 1.0
+TRAIN, LAUNCH_SECONDS, KEPT_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 600.0, 0.1, 1.0
 LOG = logging.getLogger(__name__)
 
 
@@ -34,10 +34,11 @@ class FlowerEngine:
     """Sends each client's order to the node that serves it, one at a time to a node.
 
     `deadline` is kept by the site; the server allows a minute more, in which the site launches its
-    app. A client that no site serves (or two claim) is waited for during `patience` seconds, and so
-    is one whose site has left with its order. With `late`, an order outlives its deadline by so
-    many of them; its client is not asked again meanwhile, and its answer is passed on as late.
-    `check` may raise while answers are awaited.
+    app. A client that no site serves (or two claim) is waited for during `patience` seconds, once
+    every site that is there has said whom it serves (ten minutes at most); and so is one whose site
+    has left with its order. With `late`, nothing is lost by not waiting that minute: an order
+    outlives its deadline by so many of them; its client is not asked again meanwhile, and its
+    answer is passed on as late. `check` may raise while answers are awaited.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FlowerEngine:
         self._grid, self._config, self._sites = grid, json.dumps(config), Sites(grid)
         self._deadline, self._patience, self._check = deadline, patience, check
         self._lives, self._late = 1 + late, dict[str, Asked]()
+        self._open = (deadline or inf) + (0.0 if late else LAUNCH_SECONDS)
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
         """One answer of each client, as they come."""
@@ -61,7 +63,7 @@ class FlowerEngine:
             self._check()
             for client, node in exchange.placed():
                 order = self._order(payload, client, private(client))
-                if not exchange.send(order, node, self._deadline or inf):
+                if not exchange.send(order, node, self._open):
                     yield Failure(client, "Flower did not take its order")
             yield from exchange.answers()
             yield from exchange.given_up(late=self._lives > 1)
@@ -94,7 +96,7 @@ class Exchange:
         self._waits = dict.fromkeys(clients, monotonic())
         self._asked: dict[str, Asked] = {}
         self._sent: dict[str, int] = {}
-        self._looked = -inf
+        self._began, self._looked = monotonic(), -inf
 
     @property
     def unfinished(self) -> bool:
@@ -114,23 +116,28 @@ class Exchange:
         if monotonic() - self._looked > LOOK_SECONDS:
             self._sites.look()
             self._looked = monotonic()
+        hopeful = self._sites.unsure and monotonic() - self._began < QUERY_SECONDS
         for client in list(self._waits):
-            if len(self._sites.claims(client)) < 2 and self._sites.of(client):
+            if hopeful or (len(self._sites.claims(client)) < 2 and self._sites.of(client)):
                 self._waits[client] = monotonic()
             out = [*self._asked.values(), *self._late.values()]
             node = self._sites.free(client, (asked.node for asked in out))
             if node is not None:
                 yield client, node
 
-    def send(self, order: wire.Order, node: int, deadline: float) -> bool:
-        """Send an order; whether Flower took it."""
+    def send(self, order: wire.Order, node: int, seconds: float) -> bool:
+        """Send an order that is awaited for so many seconds; whether Flower took it.
+
+        Flower keeps it longer than it is good, or it would speak of a site that has left.
+        """
         del self._waits[order.client]
         good, began = order.deadline + LAUNCH_SECONDS if order.deadline else None, monotonic()
-        message = Message(wire.order_records(order), node, TRAIN, ttl=good)
+        kept = good and good + KEPT_SECONDS
+        message = Message(wire.order_records(order), node, TRAIN, ttl=kept)
         number = next(iter(self._grid.push_messages([message])), None)
         if not number:
             return False
-        due, void = began + deadline + LAUNCH_SECONDS, began + (good or inf)
+        due, void = began + seconds, began + (good or inf)
         self._asked[number] = Asked(order.client, node, due, void)
         self._sent[number] = order.client
         return True

@@ -50,6 +50,11 @@ class Sites:
         self._serves[node] = clients
         LOG.info("site %d serves %s", node, "any client" if clients is None else sorted(clients))
 
+    @property
+    def unsure(self) -> bool:
+        """Whether a node online has not said yet whom it serves; its app may be starting."""
+        return bool(self._asked)
+
     def of(self, client: int) -> list[int]:
         """The nodes that name this client; if there are none, those that serve any."""
         named = [node for node, clients in self._serves.items() if clients and client in clients]
