@@ -34,7 +34,7 @@ def unpacked(numbers: Tensor, images: int, width: int) -> Tensor:
     return flat.view(rows, width)
 
 
-@lru_cache(32)
+@lru_cache(128)
 def _places(rows: int, width: int) -> Tensor:
     """Places on and above the diagonal in the flat matrix, row by row."""
     return torch.ones(rows, width, dtype=torch.bool).triu().view(-1).nonzero()[:, 0]

@@ -127,31 +127,21 @@ class StatisticsAggregator:
 
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far class means are from the others' in any space, and how much larger the drift."""
-        each = [{one.client: self._means(one)[place] for one in updates} for place in range(3)]
-        drifts = [{one.client: self._drift(one, place) for one in updates} for place in range(2)]
-        means = map(checks.apart_in_means, each)
-        return checks.farthest(*means, *map(checks.apart_in_drift, drifts))
+        rows = {one.client: self.factor(one).double().split(self.width, 1) for one in updates}
+        means = {one.client: self._means(one, rows[one.client]) for one in updates}
+        found = []
+        for place in range(len(WHEN)):
+            each = {client: one[place] for client, one in means.items()}
+            drifts = {client: _drift(one[place], one[-1]) for client, one in rows.items()}
+            found += [checks.apart_in_means(each), checks.apart_in_drift(drifts)]
+        return checks.farthest(*found)
 
-    def _means(self, update: Update) -> list[checks.ClassMeans]:
+    def _means(self, update: Update, rows: Sequence[Tensor]) -> list[checks.ClassMeans]:
         """Of the features under each backbone."""
-        squares = self.factor(update).double().square().sum(0).split(self.width)
         sums, counts = update.tensors[SUM].double().split(self.width, 1), class_counts(update)
+        squares = [each.square().sum(0) for each in rows]
         pairs = zip(sums, squares, strict=True)
         return [checks.ClassMeans.of(update.classes, counts, *pair) for pair in pairs]
-
-    def _drift(self, update: Update, place: int) -> float:
-        """max(|A - C|, |B - C|) / |C|: how second moments changed, since the anchor or the round.
-
-        From the rows r x r of R = [.. P .. Q], with A = P^T P, B = P^T Q, C = Q^T Q:
-        |A - C|^2 = |P P^T|^2 - 2 |P Q^T|^2 + |Q Q^T|^2 and |B - C|^2 = <(P-Q)(P-Q)^T, Q Q^T>.
-        """
-        rows = self.factor(update).double().split(self.width, 1)
-        here, there = rows[place], rows[-1]
-        old, both, new = here @ here.T, here @ there.T, there @ there.T
-        inner = old.square().sum() - 2 * both.square().sum() + new.square().sum()
-        cross = ((old - both - both.T + new) * new).sum()
-        change = torch.stack([inner, cross]).max().clamp_min(0).sqrt()
-        return float(change / new.norm().clamp_min(checks.TINY))
 
     def factor(self, update: Update) -> Tensor:
         """R of an update."""
@@ -160,6 +150,19 @@ class StatisticsAggregator:
     def fold(self, state: State) -> "StatisticsFold":
         """Sums, then the map."""
         return StatisticsFold(self, state)
+
+
+def _drift(here: Tensor, there: Tensor) -> float:
+    """max(|A - C|, |B - C|) / |C|: how second moments changed since an older backbone.
+
+    With the columns P and Q of R for both, A = P^T P, B = P^T Q and C = Q^T Q, in r x r numbers
+    |A - C|^2 = |P P^T|^2 - 2 |P Q^T|^2 + |Q Q^T|^2 and |B - C|^2 = <(P - Q)(P - Q)^T, Q Q^T>.
+    """
+    old, both, new = here @ here.T, here @ there.T, there @ there.T
+    inner = old.square().sum() - 2 * both.square().sum() + new.square().sum()
+    cross = ((old - both - both.T + new) * new).sum()
+    change = torch.stack([inner, cross]).max().clamp_min(0).sqrt()
+    return float(change / new.norm().clamp_min(checks.TINY))
 
 
 class StatisticsFold:
