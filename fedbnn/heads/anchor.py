@@ -20,6 +20,7 @@ back to where the features no longer are. When an anchor is replaced by the back
 the place of a and W is the identity.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -95,29 +96,26 @@ def affine(points: Tensor, drift: Tensor) -> Tensor:
     return points @ drift[:-1] + drift[-1]
 
 
+Pair = tuple[int, int]
 ANCHOR, BEFORE, NOW = range(3)
+PAIRS: tuple[Pair, ...] = tuple((one, two) for one in range(3) for two in {one, NOW})
 
 
 @dataclass(frozen=True)
 class RoundSums:
-    """Of a round's images: n_c, the sums of a, b and f by class (3, C, d), and (3d, 3d) of
-    [a b f]^T [a b f], in any order and splitting of clients."""
+    """Of a round's images, in any order and splitting of clients: n_c, the sums of a, b and f by
+    class (3, C, d), and those of x^T y for the `PAIRS` of them (d, d)."""
 
     count: Tensor
     sums: Tensor
-    whole: Tensor
-
-    def gram(self, one: int, other: int) -> Tensor:
-        """sum x^T y of two of the three."""
-        width = self.sums.shape[2]
-        rows, columns = (slice(place * width, (place + 1) * width) for place in (one, other))
-        return self.whole[rows, columns]
+    grams: Mapping[Pair, Tensor]
 
     def moments(self, place: int) -> Moments:
         """A, B and C from there to now."""
-        inner = bordered(self.gram(place, place), self.sums[place].sum(0), self.count.sum())
-        cross = torch.cat([self.gram(place, NOW), self.sums[NOW].sum(0)[None]])
-        return Moments(inner, cross, self.gram(NOW, NOW))
+        total = self.sums.sum(1)
+        inner = bordered(self.grams[place, place], total[place], self.count.sum())
+        cross = torch.cat([self.grams[place, NOW], total[NOW][None]])
+        return Moments(inner, cross, self.grams[NOW, NOW])
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ class Anchored:
         kept, carried = memory * self.recent, self.residual @ step[:-1]
         joined = (kept[:, None] * carried + left_over) / (kept + count).clamp_min(SMALLEST)[:, None]
         residual = torch.where(count[:, None] > 0, joined, carried)
-        known = self.known.merge(count, here, found.gram(ANCHOR, ANCHOR))
+        known = self.known.merge(count, here, found.grams[ANCHOR, ANCHOR])
         return Anchored(known, moments, drift, residual, kept + count, self.age + 1)
 
     def now(self) -> ClassPosteriors:

@@ -74,22 +74,23 @@ def variances(counts: Tensor, sums: Tensor, upper: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Means (C, d) and images of named classes, and the variance S of features within them."""
+    """Means (C, spaces, d) and images of named classes, and the variance S (spaces) within them."""
 
     classes: tuple[str, ...]
     mean: Tensor
     count: Tensor
-    variance: float
+    variance: Tensor
 
     @classmethod
     def of(
         cls, classes: Sequence[str], counts: Tensor, sums: Tensor, squares: Tensor
     ) -> "ClassMeans":
         """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C)."""
-        mean = sums / counts.clamp_min(1)[:, None]
-        scatter = float(squares.sum() - (mean * sums).sum())
+        sums, squares = sums.view(len(sums), -1, sums.shape[-1]), squares.view(-1, sums.shape[-1])
+        mean = sums / counts.clamp_min(1)[:, None, None]
+        scatter = squares.sum(1) - (mean * sums).sum((0, 2))
         freedom = float(counts.sum()) - len(classes)
-        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0.0)
+        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0 * scatter)
 
     def only(self, name: str) -> tuple[Tensor, float]:
         """Mean and images of one class."""
@@ -102,17 +103,19 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
     found: Apart = {}
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]
-        variance = lower_median([one.variance for one in others if one.variance > 0])
-        far = [_distance(own, name, others, known) for name in own.classes] if variance else []
-        longest = max(far, default=0.0) / math.sqrt(max(variance, TINY))
-        found[client] = longest / APART, "class means"
+        by_space = zip(*(one.variance.tolist() for one in others), strict=True)
+        variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
+        far = [_distance(own, name, others, known) for name in own.classes] if len(variance) else []
+        longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
+        ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
+        found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
     return found
 
 
 def _distance(
     own: ClassMeans, name: str, others: Sequence[ClassMeans], known: ClassMeans | None
-) -> float:
-    """D_kc sqrt(S); 0 where neither the server nor two others know the class."""
+) -> Tensor:
+    """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
     mean, images = own.only(name)
     theirs = [one.only(name) for one in others if name in one.classes]
     references = [known.only(name)] if known is not None and name in known.classes else []
@@ -120,10 +123,10 @@ def _distance(
         typical = torch.stack([each for each, _ in theirs]).median(0).values
         references.append((typical, lower_median([count for _, count in theirs])))
     if not images or not references:
-        return 0.0
+        return mean.new_zeros(len(mean))
     errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
-    gaps = [float((mean - there).norm()) for there, _ in references]
-    return min(gap / error for gap, error in zip(gaps, errors, strict=True))
+    gaps = [(mean - there).norm(dim=1) for there, _ in references]
+    return torch.stack([gap / error for gap, error in zip(gaps, errors, strict=True)]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:

@@ -147,8 +147,9 @@ class ExactAggregator:
         rows = state.index(seen)
         if not seen:
             return checks.apart_in_means(own)
-        mean = state[SUM][rows] / state[COUNT][rows, None]
-        return checks.apart_in_means(own, checks.ClassMeans(seen, mean, state[COUNT][rows], 0.0))
+        mean = (state[SUM][rows] / state[COUNT][rows, None])[:, None]
+        known = checks.ClassMeans(seen, mean, state[COUNT][rows], torch.zeros(1))
+        return checks.apart_in_means(own, known)
 
     def _means(self, update: Update) -> checks.ClassMeans:
         squares = self._factor(update).double().square().sum(0)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.heads import GaussianHead, checks
-from fedbnn.heads.anchor import Anchored, RoundSums
+from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
 from fedbnn.heads.factor import factor, length, unpacked
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
@@ -129,19 +129,17 @@ class StatisticsAggregator:
         """How far class means are from the others' in any space, and how much larger the drift."""
         rows = {one.client: self.factor(one).double().split(self.width, 1) for one in updates}
         means = {one.client: self._means(one, rows[one.client]) for one in updates}
-        found = []
-        for place in range(len(WHEN)):
-            each = {client: one[place] for client, one in means.items()}
-            drifts = {client: _drift(one[place], one[-1]) for client, one in rows.items()}
-            found += [checks.apart_in_means(each), checks.apart_in_drift(drifts)]
+        found = [checks.apart_in_means(means)]
+        for place in (ANCHOR, BEFORE):
+            drifts = {client: _drift(one[place], one[NOW]) for client, one in rows.items()}
+            found.append(checks.apart_in_drift(drifts))
         return checks.farthest(*found)
 
-    def _means(self, update: Update, rows: Sequence[Tensor]) -> list[checks.ClassMeans]:
+    def _means(self, update: Update, rows: Sequence[Tensor]) -> checks.ClassMeans:
         """Of the features under each backbone."""
-        sums, counts = update.tensors[SUM].double().split(self.width, 1), class_counts(update)
-        squares = [each.square().sum(0) for each in rows]
-        pairs = zip(sums, squares, strict=True)
-        return [checks.ClassMeans.of(update.classes, counts, *pair) for pair in pairs]
+        squares, sums = torch.stack([each.square().sum(0) for each in rows]), update.tensors[SUM]
+        by_space = sums.double().view(len(sums), *squares.shape)
+        return checks.ClassMeans.of(update.classes, class_counts(update), by_space, squares)
 
     def factor(self, update: Update) -> Tensor:
         """R of an update."""
@@ -170,25 +168,26 @@ class StatisticsFold:
 
     def __init__(self, aggregator: StatisticsAggregator, state: State) -> None:
         self.aggregator, self.state = aggregator, state
-        classes, wide = len(state.classes), 3 * aggregator.width
+        classes, width = len(state.classes), aggregator.width
         self.count = torch.zeros(classes, dtype=torch.float64)
-        self.sums = torch.zeros(classes, wide, dtype=torch.float64)
-        self.gram = torch.zeros(wide, wide, dtype=torch.float64)
+        self.sums = torch.zeros(classes, 3 * width, dtype=torch.float64)
+        self.grams = {pair: torch.zeros(width, width, dtype=torch.float64) for pair in PAIRS}
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums, tempered by `trust`."""
         index = self.state.index(update.classes)
-        upper = self.aggregator.factor(update).double()
+        rows = self.aggregator.factor(update).double().split(self.aggregator.width, 1)
         self.count[index] += trust * class_counts(update)
         self.sums[index] += trust * update.tensors[SUM].double()
-        self.gram.addmm_(upper.T, upper, alpha=trust)
+        for (one, other), gram in self.grams.items():
+            gram.addmm_(rows[one].T, rows[other], alpha=trust)
 
     def close(self) -> State:
         """The class posteriors of now; and where its time is over, another anchor."""
         head, width = self.aggregator.head, self.aggregator.width
         sums = torch.stack(self.sums.split(width, 1))
         found = Anchored.of(self.state, width)
-        found = found.after(RoundSums(self.count, sums, self.gram), head.memory, head.ridge)
+        found = found.after(RoundSums(self.count, sums, self.grams), head.memory, head.ridge)
         now, place = found.now().tensors(), anchor(self.state)
         if float(found.age) >= head.anchor_rounds:
             found, place = found.renewed(), {name: self.state[name] for name in BACKBONE}

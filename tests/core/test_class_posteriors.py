@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.heads.anchor import ANCHOR, BEFORE, Moments, RoundSums
+from fedbnn.heads.anchor import ANCHOR, BEFORE, PAIRS, Moments, RoundSums
 from fedbnn.heads.factor import square, triangle, unpacked
 from fedbnn.heads.gaussian import FACTOR, measure
 from fedbnn.heads.posteriors import ClassPosteriors
@@ -143,9 +143,9 @@ def test_a_state_in_bytes_goes_on_as_the_state_itself() -> None:
 
 def sums_of(here: Tensor, before: Tensor, now: Tensor) -> RoundSums:
     """Of images of one class."""
-    wide, count = torch.cat([here, before, now], 1), torch.tensor([len(now)]).double()
-    sums = torch.stack([one.sum(0)[None] for one in (here, before, now)])
-    return RoundSums(count, sums, wide.T @ wide)
+    seen = torch.stack([here, before, now])
+    grams = {(one, other): seen[one].T @ seen[other] for one, other in PAIRS}
+    return RoundSums(torch.tensor([len(now)]).double(), seen.sum(1, keepdim=True), grams)
 
 
 def test_maps_are_ridge_regressions_of_the_images_themselves() -> None:

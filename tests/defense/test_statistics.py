@@ -213,6 +213,6 @@ def test_class_means_of_honest_clients_are_about_one_apart() -> None:
     """D^2 has the mean 1 where class means scatter as images do."""
     means = {k: ExactAggregator(HEAD, WIDTH)._means(exact_update(k)) for k in range(40)}
     centre = torch.stack([one.mean for one in means.values()]).mean(0)
-    known = checks.ClassMeans(NAMES, centre, torch.full((3,), 1e9).double(), 0.0)
+    known = checks.ClassMeans(NAMES, centre, torch.full((3,), 1e9).double(), torch.zeros(1))
     lone = [checks.apart_in_means({k: means[k], -1: means[0]}, known)[k][0] for k in range(1, 40)]
     assert 0.8 < checks.APART * math.sqrt(sum(x * x for x in lone) / len(lone)) < 1.8
