@@ -252,6 +252,18 @@ class Partitioner:
         """A random sample of the clients that have images of the task they are on, in order."""
         return tuple(self._showing(round))
 
+    def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
+        """A random sample of the others that have images, for so many in all, in order."""
+        what = f"only the clients of a round share its {self.samples_per_round} images"
+        fix = "leave it out, or head.clients_per_round"
+        require(self.samples_per_round is None, "samples_per_round", what, fix)
+        chosen = self.participants(round)
+        ready = set(range(self.clients)) - set(chosen)
+        others = [client for client in sorted(ready) if len(self.owned(round, client))]
+        count = min(max(clients - len(chosen), 0), len(others))
+        random = draws(self.seed, "more participants", round)
+        return tuple(np.sort(random.choice(others, count, replace=False)).tolist())
+
     def shown(self, round: int, client: int) -> Integers:
         """The images that a client trains on: what it owns, or its part of the round's draw."""
         owned = self.owned(round, client)

@@ -192,6 +192,10 @@ class FederatedStream(LightningDataModule):
         """A seeded sample of the clients that have data this round, in order."""
         return self._partitioner.participants(self._known(round)[0])
 
+    def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
+        """A seeded sample of the other clients that have data, for so many in all, in order."""
+        return self._partitioner.more_participants(self._known(round)[0], clients)
+
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""
         return self._partitioner.task_of(*self._known(round, client))

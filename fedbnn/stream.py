@@ -37,6 +37,9 @@ class Stream(Protocol):
     def participants(self, round: int) -> tuple[int, ...]:
         """The clients of a round."""
 
+    def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
+        """Others that have images in it, so that there are so many in all, if there are."""
+
     def counts(self, round: int, client: int) -> dict[str, int]:
         """Images by class of one client in one round."""
 

@@ -80,7 +80,8 @@ def _fitting(method: Method, head: Head, moves: bool) -> None:
 class RoundStats:
     """What a round cost and who did not count (in full), summed over its exchanges.
 
-    `counts` has the images by class of those who count so far, `trust` the clients folded with less
+    `counts` has the images by class of those who count so far, `more` of those who are asked for
+    statistics without having trained, `trust` the clients folded with less
     than 1, `late` how many rounds ago some were asked; bytes and `seconds` are those of every
     exchange by its name (`train`, `statistics`, ...) and of what is inside them: `fold`, and
     `inner`: forward, backward and optimiser on the clients. `train` is what clients say of their
@@ -90,6 +91,7 @@ class RoundStats:
 
     round: int
     counts: SampleCounts
+    more: SampleCounts = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class RoundStats:
     def add(self, candidates: Candidates) -> None:
         """Count what came through the gate in one exchange, and what did not."""
         on_time = candidates.trust.keys() - candidates.late
-        self.counts = {client: self.counts[client] for client in sorted(on_time)}
+        self.counts = {one: self.counts[one] for one in sorted(on_time) if one in self.counts}
         self.bytes_up[candidates.call.exchange] = candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
@@ -155,7 +157,9 @@ def play(federation: Federation, state: State, number: int) -> State:
         watcher.round_started(number, clients)
     asked = [client for client in clients if client not in federation.ledger.late(number)]
     stats, before = RoundStats(number, sample_counts(federation, number, asked)), state
-    classes = sorted({name for by_class in stats.counts.values() for name in by_class})
+    stats.more = _more(federation, number)
+    held = (*stats.counts.values(), *stats.more.values())
+    classes = sorted({name for by_class in held for name in by_class})
     state = started = federation.method.prepare(state, number, classes, federation.layout)
     with federation.ledger.spool(number, "private") as privates:
         for aggregator in exchanges(federation, number, before, started):
@@ -209,6 +213,14 @@ def exchanges(
         yield ExactAggregator(head, width(head, before))
 
 
+def _more(federation: Federation, number: int) -> SampleCounts:
+    """What clients hold who measure statistics in a round without training in it."""
+    head = federation.head
+    wanted = head.clients_per_round if isinstance(head, GaussianHead) else None
+    more = federation.stream.more_participants(number, wanted) if wanted else ()
+    return sample_counts(federation, number, more)
+
+
 def _due(federation: Federation, number: int) -> Consolidation | None:
     """The consolidation of what was learnt, if due; nobody else is ever told that a task ends."""
     part = federation.method.consolidation
@@ -219,13 +231,15 @@ def exchange(
     federation: Federation, state: State, aggregator: Exchange, privates: Spool, stats: RoundStats
 ) -> State:
     """Send the state down, let the answers through the gate, fold them in client order."""
-    this = (federation.run, stats.round, aggregator.exchange)
+    this, counts = (federation.run, stats.round, aggregator.exchange), stats.counts
+    if isinstance(aggregator, StatisticsAggregator):
+        counts = {**counts, **stats.more}
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
-        payload = FitInstruction(*this, sent, *totals(stats.counts)).to_bytes()
-        stats.bytes_down[aggregator.exchange] = len(payload) * len(stats.counts)
+        payload = FitInstruction(*this, sent, *totals(counts)).to_bytes()
+        stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
         call = ExpectedUpdate(
-            *(*this, content_digest(payload), stats.counts),
+            *(*this, content_digest(payload), counts),
             expected=partial(aggregator.expected, state),
             defect=partial(aggregator.defect, state),
             influence=partial(aggregator.influence, state),

@@ -24,20 +24,21 @@ class GaussianHead:
     log p(c | x) = log p(f | c) / temperature + prototypes (row_c . f + bias_c) + log p(c) + const
 
     Args:
-        decay: part of its old count that a class posterior keeps when the class is seen again.
-        memory: part of its old weight that the scatter within classes keeps in a round.
+        memory: part of its weight that what older rounds say of the drift keeps in a round.
         ridge: how strongly the map that carries class posteriors along prefers to stay.
-        drift: whether class posteriors are carried along when the backbone moves.
+        anchor_rounds: rounds until the backbone of the day becomes the anchor.
+        clients_per_round: how many clients measure statistics, with forward passes alone: more than
+            train in the round; null takes those.
         shrinkage: how far, at least, the covariance is pulled towards a multiple of the identity.
         temperature: scores of the class posteriors are divided by it.
         prototypes: how much of the linear prototypes' scores is added.
-        prior: classes are all alike (`uniform`), or as likely as met of late (`frequency`).
+        prior: classes are all alike (`uniform`), or as likely as met so far (`frequency`).
     """
 
-    decay: UnitInterval = 0.9
-    memory: UnitInterval = 0.7
+    memory: UnitInterval = 0.5
     ridge: Positive = 1e-2
-    drift: bool = True
+    anchor_rounds: Count = 10
+    clients_per_round: Count | None = None
     shrinkage: UnitInterval = 0.0
     temperature: Positive = 3.0
     prototypes: NonNegative = 0.0

@@ -1,13 +1,10 @@
 """What statistics of images cannot contradict, and how far those of one client stand from others'.
 
-With features g before and f after training, images by class n_c and n = sum n_c, whoever measured
+Features x of images by class n_c, under one backbone or two, have R^T R = sum x^T x and s_c = sum x
+of a class. Whatever is sent as R, R^T R is a second moment; and whoever measured has no negative
+eigenvalue in the scatter within classes
 
-    s_c = sum f,     M = sum f f^T,     A = sum [g 1]^T [g 1],     B = sum [g 1]^T f
-
-has A_11 = n and B_1 = sum_c s_c in the row of ones, and no negative eigenvalue in
-
-    M - sum_c s_c s_c^T / n_c      the scatter within classes       so s_cj^2 <= n_c M_jj
-    [[A, B], [B^T, M]]             the second moment of (g, 1, f)
+    R^T R - sum_c s_c s_c^T / n_c              so s_cj^2 <= n_c (R^T R)_jj
 
 up to what float32 rounds away. Features that were invented as a whole satisfy all of it. But class
 means m_kc of clients k scatter as their images do: with S the variance of all features within
@@ -26,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROUNDING, TINY, WIDEST = 1e-4, 1e-30, 1024
+ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
 APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
 Apart = dict[int, tuple[float, str]]
 FAR = "a class lies farther out than its images can"
@@ -42,73 +39,58 @@ def defect_of_sums(counts: Tensor, sums: Tensor, squares: Tensor) -> str | None:
     return FAR if bool((between > (1 + ROUNDING) * squares + TINY).any()) else None
 
 
-def defect_of_moments(
-    counts: Tensor, sums: Tensor, moment: Tensor, before: Tensor, cross: Tensor
-) -> str | None:
-    """Why n_c, s_c, M, A and B cannot be those of any images."""
-    images, squares = counts.sum(), moment.diagonal()
-    if not images and any(bool(part.any()) for part in (sums, moment, before, cross)):
+def defect_of_factor(counts: Tensor, sums: Tensor, upper: Tensor) -> str | None:
+    """Why n_c, s_c and R cannot be those of any images; above 1,024 rows feature by feature."""
+    if not counts.any() and bool(sums.any()):
         return "statistics of no images"
-    if (before[-1, -1] - images).abs() > ROUNDING * images:
-        return f"its moments are of {float(before[-1, -1]):.6g} images, not of {int(images)}"
-    if (reason := defect_of_sums(counts, sums, squares)) is not None:
+    if (reason := defect_of_sums(counts, sums, upper.square().sum(0))) is not None:
         return reason
-    if bool(((cross[-1] - sums.sum(0)).abs() > ROUNDING * (images * squares).sqrt() + TINY).any()):
-        return "its cross moment contradicts its sums"
-    within = moment - (sums / counts.clamp_min(1)[:, None]).T @ sums
-    if not is_moment(within, squares):
-        return "its sums contradict its second moment"
-    both = torch.cat([torch.cat([before, cross], 1), torch.cat([cross.T, moment], 1)])
-    return None if is_moment(both, both.diagonal()) else "its moments contradict each other"
-
-
-def is_moment(matrix: Tensor, squares: Tensor) -> bool:
-    """No eigenvalue below -1e-4 where every feature is measured in the root of its square.
-
-    Beyond 1,024 features, where a factorisation would cost more than the training around it, every
-    pair of them is looked at instead: |C_ij| <= 1.
-    """
-    units = squares.clamp_min(TINY).rsqrt()
-    unit = units[:, None] * matrix * units
-    if len(unit) > WIDEST:
-        return bool((unit.abs() <= 1 + ROUNDING).all())
-    unit.diagonal().add_(ROUNDING)
-    return bool(unit.isfinite().all()) and not int(torch.linalg.cholesky_ex(unit).info)
+    whole = len(upper) > LONGEST or within_factor(counts, sums, upper)
+    return None if whole else "its sums contradict its second moment"
 
 
 def within_factor(counts: Tensor, sums: Tensor, upper: Tensor) -> bool:
     """Whether R^T R - sum_c s_c s_c^T / n_c has no negative eigenvalue, in r x r numbers.
 
-    With S the rows s_c / sqrt(n_c) and e = 1e-4 of the mean diagonal of R^T R = M, that is whether
-    S (M + e I)^-1 S^T = (S S^T - S R^T (R R^T + e I)^-1 R S^T) / e has none above 1.
+    Every feature is measured in the root of its square. With S the rows s_c / sqrt(n_c), M = R^T R
+    and e = 1e-4, that is whether none of the eigenvalues is above 1 of
+    S (M + e I)^-1 S^T = (S S^T - S R^T (R R^T + e I)^-1 R S^T) / e.
     """
-    rows = sums / counts.clamp_min(1).sqrt()[:, None]
-    small = ROUNDING * upper.square().sum() / upper.shape[1] + TINY
+    units = upper.square().sum(0).clamp_min(TINY).rsqrt()
+    upper, rows = upper * units, sums * units / counts.clamp_min(1).sqrt()[:, None]
     seen, gram = rows @ upper.T, upper @ upper.T
-    gram.diagonal().add_(small)
+    gram.diagonal().add_(ROUNDING)
     inside = seen @ torch.cholesky_solve(seen.T, torch.linalg.cholesky(gram))
-    largest = torch.linalg.eigvalsh((rows @ rows.T - inside) / small)[-1]
-    return bool(largest <= 1 + 100 * ROUNDING)
+    largest = torch.linalg.eigvalsh((rows @ rows.T - inside) / ROUNDING)[-1:]
+    return bool((largest <= 1 + 100 * ROUNDING).all())
+
+
+def variances(counts: Tensor, sums: Tensor, upper: Tensor) -> Tensor:
+    """The variance of every feature within classes, (M_jj - sum_c s_cj^2 / n_c) / (n - C)."""
+    between = (sums.square() / counts.float().clamp_min(1)[:, None]).sum(0)
+    within = upper.square().sum(0) - between
+    return within.clamp_min(0) / (counts.sum().float() - len(counts)).clamp_min(1)
 
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Means (C, d) and images of named classes, and the variance S of features within them."""
+    """Means (C, spaces, d) and images of named classes, and the variance S (spaces) within them."""
 
     classes: tuple[str, ...]
     mean: Tensor
     count: Tensor
-    variance: float
+    variance: Tensor
 
     @classmethod
     def of(
         cls, classes: Sequence[str], counts: Tensor, sums: Tensor, squares: Tensor
     ) -> "ClassMeans":
         """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C)."""
-        mean = sums / counts.clamp_min(1)[:, None]
-        scatter = float(squares.sum() - (mean * sums).sum())
+        sums, squares = sums.view(len(sums), -1, sums.shape[-1]), squares.view(-1, sums.shape[-1])
+        mean = sums / counts.clamp_min(1)[:, None, None]
+        scatter = squares.sum(1) - (mean * sums).sum((0, 2))
         freedom = float(counts.sum()) - len(classes)
-        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0.0)
+        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0 * scatter)
 
     def only(self, name: str) -> tuple[Tensor, float]:
         """Mean and images of one class."""
@@ -121,17 +103,19 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
     found: Apart = {}
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]
-        variance = lower_median([one.variance for one in others if one.variance > 0])
-        far = [_distance(own, name, others, known) for name in own.classes] if variance else []
-        longest = max(far, default=0.0) / math.sqrt(max(variance, TINY))
-        found[client] = longest / APART, "class means"
+        by_space = zip(*(one.variance.tolist() for one in others), strict=True)
+        variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
+        far = [_distance(own, name, others, known) for name in own.classes] if len(variance) else []
+        longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
+        ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
+        found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
     return found
 
 
 def _distance(
     own: ClassMeans, name: str, others: Sequence[ClassMeans], known: ClassMeans | None
-) -> float:
-    """D_kc sqrt(S); 0 where neither the server nor two others know the class."""
+) -> Tensor:
+    """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
     mean, images = own.only(name)
     theirs = [one.only(name) for one in others if name in one.classes]
     references = [known.only(name)] if known is not None and name in known.classes else []
@@ -139,10 +123,10 @@ def _distance(
         typical = torch.stack([each for each, _ in theirs]).median(0).values
         references.append((typical, lower_median([count for _, count in theirs])))
     if not images or not references:
-        return 0.0
+        return mean.new_zeros(len(mean))
     errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
-    gaps = [float((mean - there).norm()) for there, _ in references]
-    return min(gap / error for gap, error in zip(gaps, errors, strict=True))
+    gaps = [(mean - there).norm(dim=1) for there, _ in references]
+    return torch.stack([gap / error for gap, error in zip(gaps, errors, strict=True)]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:

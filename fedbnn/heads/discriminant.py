@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads import ExactHead, GaussianHead
-from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors
 
 SMALLEST = 1e-9
 

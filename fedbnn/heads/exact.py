@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from fedbnn.heads import ExactHead, Head, checks
 from fedbnn.heads.discriminant import Discriminant
-from fedbnn.heads.factor import factor, length, unpacked
-from fedbnn.heads.gaussian import BATCH, EXCHANGE, ClassPosteriors, Spec, square, triangle
+from fedbnn.heads.factor import factor, length, square, triangle, unpacked
+from fedbnn.heads.gaussian import BATCH, EXCHANGE, Spec
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.random_conv import RandomConv
 from fedbnn.state import State
 
 COUNT, SUM, MOMENT, ROWS = "exact.count", "exact.sum", "exact.moment", "exact.rows"
-LARGEST = 1024
 
 
 def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -133,22 +133,15 @@ class ExactAggregator:
         return {name: (shape, torch.float32) for name, shape in shapes.items()}
 
     def defect(self, state: State, update: Update) -> str | None:
-        """What sums of any images cannot contradict; above 1,024 rows feature by feature alone."""
+        """What sums of any images cannot contradict."""
         counts, sums = class_counts(update), update.tensors[SUM].double()
         if self.head.features == "random_conv" and bool((sums < 0).any()):
             return "a feature that is never negative is"
-        upper = self._factor(update).double()
-        if (reason := checks.defect_of_sums(counts, sums, upper.square().sum(0))) is not None:
-            return reason
-        whole = len(upper) > LARGEST or checks.within_factor(counts, sums, upper)
-        return None if whole else "its sums contradict its second moment"
+        return checks.defect_of_factor(counts, sums, self._factor(update).double())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
         """The variance of every feature within classes: all clients have it in common."""
-        counts = class_counts(update).float()[:, None]
-        between = (update.tensors[SUM].square() / counts.clamp_min(1)).sum(0)
-        within = self._factor(update).square().sum(0) - between
-        yield within.clamp_min(0) / max(1, update.samples - len(counts))
+        yield checks.variances(class_counts(update), update.tensors[SUM], self._factor(update))
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
@@ -161,8 +154,9 @@ class ExactAggregator:
         rows = state.index(seen)
         if not seen:
             return checks.apart_in_means(own)
-        mean = state[SUM][rows] / state[COUNT][rows, None]
-        return checks.apart_in_means(own, checks.ClassMeans(seen, mean, state[COUNT][rows], 0.0))
+        mean = (state[SUM][rows] / state[COUNT][rows, None])[:, None]
+        known = checks.ClassMeans(seen, mean, state[COUNT][rows], torch.zeros(1))
+        return checks.apart_in_means(own, known)
 
     def _means(self, update: Update) -> checks.ClassMeans:
         squares = self._factor(update).double().square().sum(0)

@@ -34,7 +34,18 @@ def unpacked(numbers: Tensor, images: int, width: int) -> Tensor:
     return flat.view(rows, width)
 
 
-@lru_cache(32)
+@lru_cache(128)
 def _places(rows: int, width: int) -> Tensor:
     """Places on and above the diagonal in the flat matrix, row by row."""
     return torch.ones(rows, width, dtype=torch.bool).triu().view(-1).nonzero()[:, 0]
+
+
+def triangle(symmetric: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, which is all that need be kept."""
+    return symmetric.reshape(-1)[_places(*symmetric.shape)]
+
+
+def square(numbers: Tensor, width: int) -> Tensor:
+    """The symmetric matrix of a triangle."""
+    upper = unpacked(numbers, width, width)
+    return upper + upper.triu(1).T

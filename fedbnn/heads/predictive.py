@@ -18,7 +18,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.model import FeatureClassifier
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead, exact
 from fedbnn.heads.discriminant import Discriminant
-from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.prototypes import trained
 from fedbnn.images import ImageSet
 from fedbnn.seeds import generator

@@ -55,6 +55,10 @@ class JointStream:
         """The one client."""
         return (0,)
 
+    def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
+        """There is nobody else."""
+        return ()
+
     def counts(self, round: int, client: int) -> dict[str, int]:
         """Images so far by class."""
         return self._pool(round).counts()

@@ -88,8 +88,8 @@ WRONG = {
     ("--trainer.num_nodes", "2"): "trainer.num_nodes cannot be set; a client trains on one machine",
     ("--trainer.gradient_clip_val", "much"): "trainer.gradient_clip_val: expected ",
     ("--head", "gausian"): "did you mean 'gaussian'?",
-    ("--head.decay", "2"): "head.decay: expected a number from 0 to 1, got '2'",
-    ("--method", "fedavg", "--head.decay", "0.5"): "unknown key 'head.decay'",
+    ("--head.memory", "2"): "head.memory: expected a number from 0 to 1, got '2'",
+    ("--method", "fedavg", "--head.memory", "0.5"): "unknown key 'head.memory'",
     ("--method.head", "gaussian"): "unknown key 'method.head'",
 }
 

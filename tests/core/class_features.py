@@ -6,36 +6,45 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads import GaussianHead
-from fedbnn.heads.gaussian import StatisticsAggregator, triangle
+from fedbnn.heads.factor import factor
+from fedbnn.heads.gaussian import FACTOR, SUM, StatisticsAggregator
 from fedbnn.messages import Update
 from fedbnn.state import State
 
 NAMES = ("a", "b", "c")
 
 
-def statistics(new: Tensor, old: Tensor, labels: Tensor, client: int = 0) -> Update:
-    """What a client with these features sends, in float64, from the formulas alone."""
+def statistics(
+    new: Tensor, old: Tensor, labels: Tensor, client: int = 0, before: Tensor | None = None
+) -> Update:
+    """What a client with these features sends, in float64, from the formulas alone.
+
+    `old` are those under the anchor, which the round began with unless `before` says otherwise.
+    """
     present = labels.unique().tolist()
-    before = torch.cat([old, torch.ones(len(old), 1).double()], 1)
-    tensors = {
-        "posteriors.sum": torch.stack([new[labels == c].sum(0) for c in present]),
-        "posteriors.moment": triangle(new.T @ new),
-        "posteriors.before": triangle(before.T @ before),
-        "posteriors.cross": before.T @ new,
-    }
+    wide = torch.cat([old, old if before is None else before, new], 1)
+    tensors = {SUM: torch.stack([wide[labels == c].sum(0) for c in present]), FACTOR: factor(wide)}
     counts = {NAMES[c]: int((labels == c).sum()) for c in present}
     return Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
 
 
 def exchange(width: int, **settings: float) -> StatisticsAggregator:
-    """The exchange of statistics of so many features; nothing is forgotten unless asked."""
-    head = GaussianHead(**{"decay": 1.0, "memory": 1.0, **settings})  # type: ignore[arg-type]
-    return StatisticsAggregator(head, State({"prototypes": torch.zeros(0, width + 1)}))
+    """The exchange of statistics of so many features; the anchor stays unless asked."""
+    head = GaussianHead(**{"anchor_rounds": 1000, **settings})  # type: ignore[arg-type]
+    return StatisticsAggregator(head, backbones(width))
+
+
+def backbones(width: int, number: float = 0.0, classes: Sequence[str] = ()) -> State:
+    """A state with a backbone of one weight, and no prototypes of so many features."""
+    one = {"backbone": torch.tensor([number]), "buffers": torch.zeros(0)}
+    return State({"prototypes": torch.zeros(len(classes), width + 1), **one}, tuple(classes))
 
 
 def folded(
     state: State, updates: Sequence[Update], settings: StatisticsAggregator, trust: float = 1.0
 ) -> State:
+    if "backbone" not in state:
+        state = state.having(settings.before.only("backbone", "buffers").tensors)
     fold = settings.fold(state)
     for update in updates:
         fold.add(update, trust)

@@ -10,7 +10,7 @@ import fedbnn
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.export import Card, load, save_model
 from fedbnn.heads import GaussianHead, Head, prototypes
-from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.state import State

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbnn.heads import GaussianHead
 from fedbnn.heads.discriminant import Discriminant, shrinkage
-from fedbnn.heads.gaussian import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.messages import Update
 from fedbnn.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world

@@ -75,8 +75,8 @@ def test_a_card_keeps_the_head_with_all_its_options(tmp_path: Path, head: Head) 
 def test_options_that_a_card_leaves_out_have_their_defaults(tmp_path: Path) -> None:
     backbone = MLP(SHAPE, (5,))
     saved(tmp_path, backbone, state_of(backbone, posteriors=True), head=FULL)
-    forged(tmp_path, head={"name": "gaussian", "decay": 0.5})
-    assert load(tmp_path).card.head == GaussianHead(decay=0.5)
+    forged(tmp_path, head={"name": "gaussian", "memory": 0.5})
+    assert load(tmp_path).card.head == GaussianHead(memory=0.5)
 
 
 @pytest.mark.parametrize("share", ["-0.1", "inf", "nan"])
@@ -88,7 +88,13 @@ def test_prototypes_have_a_finite_say(share: str) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"decay": "1.1"}, {"memory": "-0.1"}, {"ridge": "0"}, {"temperature": "0"}, {"prior": "no"}],
+    [
+        {"anchor_rounds": "0"},
+        {"memory": "-0.1"},
+        {"ridge": "0"},
+        {"temperature": "0"},
+        {"prior": "no"},
+    ],
     ids=str,
 )
 def test_options_of_the_head_out_of_range_are_refused(setting: dict[str, str]) -> None:

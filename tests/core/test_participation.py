@@ -12,6 +12,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
 from fedbnn.federation.server import Federation
+from fedbnn.heads import GaussianHead
 from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.state import State
@@ -42,6 +43,28 @@ def test_only_participants_are_asked_and_rows_of_absent_classes_stay_bit_for_bit
         assert torch.equal(later[name][absent], before[name][absent])
     for name in held:
         assert later["prototypes.samples"][later.classes.index(name)] > 0
+
+
+def test_more_clients_than_train_measure_statistics(
+    federate: Federate, digits: FederatedStream
+) -> None:
+    head = GaussianHead(clients_per_round=6)
+    federation, initial = federate(FedAvg(), local=FAST, stream=Short(digits, 2), head=head)
+    engine = Overheard(federation.engine)  # type: ignore[arg-type]
+    state = after(replace(federation, engine=engine), initial)
+    trained, measured = dict[str, int](), dict[str, int]()
+    for answer in engine.up:
+        assert isinstance(answer, FitResult)
+        update = read_update(answer.update)
+        seen = trained if update.exchange == "train" else measured
+        seen |= {name: seen.get(name, 0) + count for name, count in update.counts.items()}
+    assert len(engine.up) == 2 * (3 + 6)
+    for counts, name in ((trained, "prototypes.samples"), (measured, "posteriors.count")):
+        assert state[name].tolist() == [counts.get(each, 0) for each in state.classes]
+    committed = federation.ledger.latest()
+    assert committed is not None
+    assert len(committed.record["clients"]) == 3
+    assert set(digits.participants(2)).isdisjoint(digits.more_participants(2, 6))
 
 
 def test_the_totals_of_a_round_are_those_of_its_participants(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datamodules.scenarios import Partitioner, Schedule, consecutive, gradual
+from fedbnn.errors import ConfigError
 
 MANY = settings(max_examples=40, deadline=None)
 LABELS = np.tile(np.arange(6), 20)
@@ -175,6 +176,24 @@ def test_participants_are_distinct_clients_with_images(
         ready = [client for client in range(clients) if len(deals.owned(round, client))]
         assert list(chosen) == sorted(set(chosen) & set(ready))
         assert len(chosen) == min(count, len(ready))
+
+
+@MANY
+@given(SCHEDULES, ALPHAS, SEEDS, st.integers(1, 20))
+def test_more_participants_are_others_with_images(schedule, alpha, seed, count) -> None:
+    deals, again = (partitioner(schedule, alpha, seed=seed, at_once=3) for _ in range(2))
+    for round in range(1, schedule.rounds + 1):
+        chosen, more = deals.participants(round), deals.more_participants(round, count)
+        ready = {client for client in range(10) if len(deals.owned(round, client))}
+        assert list(more) == sorted(set(more) & ready - set(chosen))
+        assert len(chosen) + len(more) == max(len(chosen), min(count, len(ready)))
+        assert all(len(deals.shown(round, client)) for client in more)
+    assert again.more_participants(schedule.rounds, count) == more
+
+
+def test_a_draw_over_the_round_has_no_images_for_more_participants() -> None:
+    with pytest.raises(ConfigError, match="share its 20 images"):
+        partitioner(samples=20).more_participants(1, 8)
 
 
 @MANY
