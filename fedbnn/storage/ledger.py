@@ -21,11 +21,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedbnn.config.ranges import Count
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.state import State, digest
 from fedbnn.storage import files
@@ -34,8 +35,21 @@ from fedbnn.storage.files import Damaged, Spool, locked, remove_tree, writing
 FORMAT = 2
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 MANIFEST, STATE = "manifest.json", "state.safetensors"
+EVERY = 10**9
+"""For `keep`: who opens a run to look removes no round."""
 LOG = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What of the past stays on disk: as far back as that, a client can be taken out again.
+
+    Args:
+        keep_rounds: how many of the newest rounds can be gone back to.
+    """
+
+    keep_rounds: Count = 3
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,33 @@ class Ledger(AbstractContextManager["Ledger"]):
         """The late answers that are folded in this round, in client order."""
         found = {_numbers(path): path for path in self._late.glob("*-*.safetensors")}
         return {who: found[when, who].read_bytes() for when, who in sorted(found) if when == round}
+
+    def branch(self, source: "Ledger", round: int) -> None:
+        """Begin as another run was after one of its kept rounds, with the records up to it.
+
+        Late answers that wait for the next round come along.
+        """
+        try:
+            then = source._verified(source._peek(round), client_files=True)
+            lines = [line for _, line in source.records()[:round]]
+        except Damaged as damage:
+            what = f"round {round} is damaged ({damage})"
+            raise RunDirectoryError(what, str(source.root), "choose another round") from damage
+        if not all(lines):
+            what = f"the record of round {lines.index(b'') + 1} is lost"
+            raise RunDirectoryError(what, str(source.root), "resume the run first")
+        for client, payload in source.late(round + 1).items():
+            self.keep_late(round + 1, client, payload)
+        with writing(self.root):
+            for name, _ in then.clients.values():
+                files.write(self._clients / name, files.read(source._clients / name))
+            for number, line in enumerate(lines, 1):
+                files.write(self._record(number), line)
+            link = files.digest(source._directory(round) / MANIFEST)
+            manifest = replace(then, run=self._identity(), previous=link)
+            state = files.read(source._directory(round) / STATE)
+            self._publish(round, {STATE: state, MANIFEST: manifest.to_bytes()})
+        self._manifest = manifest
 
     def _newest_whole(self) -> Manifest:
         """The newest manifest whose files are all intact; raises if no round is.
