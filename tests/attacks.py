@@ -52,6 +52,7 @@ ATTACKS: dict[str, Tests] = {
             "test_a_full_disk_costs_the_round_and_nothing_else",
             "test_a_file_in_the_place_of_a_directory",
             "test_a_directory_that_goes_away_under_the_run",
+            "test_no_more_room_or_open_files_is_one_line_wherever_it_happens",
         ),
         "storage/test_binding.py": (
             "test_a_round_of_another_run_is_not_taken",
@@ -61,6 +62,11 @@ ATTACKS: dict[str, Tests] = {
             "test_deleted_rounds_are_not_begun_again_without_a_word",
             "test_every_file_a_run_left_has_its_digest",
             "test_a_run_whose_end_is_damaged_is_not_complete",
+            "test_a_manifest_with_a_right_digest_and_strange_contents_is_damaged",
+            "test_a_state_that_is_none_is_one_line_whatever_its_digest",
+            "test_a_record_that_is_none_is_one_line_whatever_its_digest",
+            "test_a_late_answer_of_another_name_is_none",
+            "test_an_end_of_other_types_is_none",
             "test_last_is_the_run_begun_last_whatever_the_clock_says",
         ),
         "observe/test_records.py": (
@@ -103,6 +109,7 @@ ATTACKS: dict[str, Tests] = {
             "test_a_forger_of_rows_alone_stays_within_it",
             "test_no_strength_between_honest_and_gross_does_much_more",
             "test_two_forgers_of_five_do_not_outvote_three",
+            "test_liars_who_agree_move_the_mean_by_no_more_than_its_length",
             "test_a_factor_must_leave_some_precision",
             "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
         ),
