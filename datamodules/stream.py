@@ -67,6 +67,7 @@ class FederatedStream(LightningDataModule):
         download: bool = False,
         flip: bool = False,
         shift: NonNegativeCount = 0,
+        expelled: list[tuple[NonNegativeCount, Count]] | None = None,
         seed: int = 0,
     ) -> None:
         """Describe the stream.
@@ -97,6 +98,8 @@ class FederatedStream(LightningDataModule):
             download: Fetch data sets that are missing.
             flip: Mirror training images at random.
             shift: Move training images by up to this many pixels.
+            expelled: [client, round] of each that is not asked from this round on; nobody takes its
+                place.
             seed: Seed of every draw.
         """
         super().__init__()
@@ -115,6 +118,9 @@ class FederatedStream(LightningDataModule):
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
         fits = not shuffle_classes or incremental == "class"
         require(fits, "shuffle_classes", "only class groups have an order", "drop it")
+        self.expelled = dict(expelled or {})
+        known = all(0 <= client < clients for client in self.expelled)
+        require(known, "expelled", f"clients are 0 to {clients - 1}", "name one of them")
 
     @property
     def rounds(self) -> int:
@@ -190,7 +196,8 @@ class FederatedStream(LightningDataModule):
 
     def participants(self, round: int) -> tuple[int, ...]:
         """A seeded sample of the clients that have data this round, in order."""
-        return self._partitioner.participants(self._known(round)[0])
+        chosen = self._partitioner.participants(self._known(round)[0])
+        return tuple(one for one in chosen if round < self.expelled.get(one, math.inf))
 
     def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
         """A seeded sample of the other clients that have data, for so many in all, in order."""

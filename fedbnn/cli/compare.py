@@ -23,7 +23,7 @@ from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
 from fedbnn.report.values import Varied
 from fedbnn.storage import run_dir
-from fedbnn.storage.ledger import Ledger, rounds
+from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -185,7 +185,7 @@ def _rounds(cell: Cell, config: Sequence[str]) -> int:
     """
     parsed = parse(cell.words(config))
     if cell.finished:
-        with Ledger(cell.directory) as ledger:
+        with Ledger(cell.directory, EVERY) as ledger:
             run_dir.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 

@@ -30,6 +30,7 @@ from fedbnn.methods.base import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.seeds import address, forked
 from fedbnn.state import State
+from fedbnn.storage.ledger import Retention
 from fedbnn.stream import Stream
 from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
@@ -76,6 +77,7 @@ SCHEMA: Schema = {
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
     "federation": Section(Late),
+    "ledger": Section(Retention),
     "track": Section(Tracked),
 }
 
@@ -107,6 +109,7 @@ def compose(
         late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
+        retention=parsed.build("ledger"),
     )
 
 

@@ -13,6 +13,8 @@ COMMANDS = {
     "train": "train a model; the same as python train.py",
     "compare": "methods x seeds on one stream: tables with deviations, figures, a report",
     "report": "write the page of a run again, or of several runs together",
+    "audit": "show who sent what, what was refused, and how far each client moved the model",
+    "expel": "play a run again as if a client had not been asked since a round",
     "data": "list the data sets and where they belong, fetch and prepare them",
     "predict": "say what a trained model sees in pictures, and how sure it is",
     "bench": "measure what things cost: a step, engines, overhead, memory",

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
@@ -133,8 +133,13 @@ def run_directory(parsed: Parsed) -> Path:
     if RUNS.resolve() not in named.resolve().parents:
         what = f"the name {parsed['name']!r} leads out of {RUNS}/"
         raise ConfigError(what, "name", "use a plain word; run_dir may be any directory")
-    free = (named.with_name(f"{named.name}-{number}") for number in count(2))
-    return named if not named.exists() else next(path for path in free if not path.exists())
+    return first_free(named)
+
+
+def first_free(named: Path) -> Path:
+    """The first of NAME, NAME-2, NAME-3, ... that is not there."""
+    others = (named.with_name(f"{named.name}-{number}") for number in count(2))
+    return next(path for path in chain([named], others) if not path.exists())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive
 from fedbnn.defense import robust
+from fedbnn.defense.moves import Moves, moves_of_points
 from fedbnn.errors import FederationError
 from fedbnn.heads.checks import Apart
 from fedbnn.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
@@ -90,7 +91,8 @@ class Candidates:
 
     They come in client order. `trust` is the weight of every client that is folded, `failed` and
     `refused` say by client what is not and why, `pulls` how far each stood from the others, and
-    `late` how many rounds ago a client was asked for the answer that is folded now.
+    `late` how many rounds ago a client was asked for the answer that is folded now; `received` has
+    the bytes of every client's answers, `squares` the squared distances between those `placed`.
     """
 
     gate: Gate
@@ -102,9 +104,16 @@ class Candidates:
     trust: dict[int, float] = field(default_factory=dict)
     pulls: dict[int, float] = field(default_factory=dict)
     late: dict[int, int] = field(default_factory=dict)
-    bytes_up: int = 0
+    received: dict[int, int] = field(default_factory=dict)
+    placed: Sequence[int] = ()
+    squares: Tensor | None = None
     _heard: set[int] = field(default_factory=set)
     _accepted: dict[int, Update] = field(default_factory=dict)
+
+    @property
+    def bytes_up(self) -> int:
+        """The bytes of all answers."""
+        return sum(self.received.values())
 
     def admit(self, answer: FitResult | Failure, call: ExpectedUpdate | None = None) -> bool:
         """Accept an answer for folding, or note by name why not; `call` is that of a late one."""
@@ -112,7 +121,7 @@ class Candidates:
             if answer.client in self.call.sample_counts and answer.client not in self._heard:
                 self.failed[answer.client] = answer.reason
             return False
-        self.bytes_up += len(answer.update)
+        self.received[answer.client] = len(answer.update) + self.received.get(answer.client, 0)
         try:
             update = self._checked(answer, call or self.call)
         except Refused as refusal:
@@ -188,13 +197,27 @@ class Candidates:
 
     def _distances(self) -> Tensor:
         """Squared distances between all that remain after those at no finite place are expelled."""
-        points = [self.call.influence(self._accepted[client]) for client in self.trust]
-        squares = robust.squared_distances(points)
+        squares = self._squares()
         finite = squares[:, -1].isfinite()
         for client, placed in zip([*self.trust], finite[:-1].tolist(), strict=True):
             if not placed:
                 self._expel(client, "its influence is not finite")
-        return squares[finite][:, finite]
+        self.placed, self.squares = [*self.trust], squares[finite][:, finite]
+        return self.squares
+
+    def _squares(self) -> Tensor:
+        """Squared distances between all that count so far, and to where they started."""
+        points = [self.call.influence(self._accepted[client]) for client in self.trust]
+        return robust.squared_distances(points)
+
+    def moves(self, weigh: Callable[[Tensor], Tensor]) -> Moves:
+        """How far those who count move the model; `weigh` gives their weights by their images."""
+        if self.squares is None:
+            self.placed, self.squares = [*self.trust], self._squares()
+        here = torch.tensor([*(client in self.trust for client in self.placed), True])
+        images = torch.tensor([float(self._accepted[one].samples) for one in self.trust])
+        weights = weigh(images.double()) * torch.tensor([*self.trust.values()]).double()
+        return moves_of_points([*self.trust], self.squares[here][:, here], weights)
 
     def _compare(self, squares: Tensor, cap: float) -> None:
         """Trust from the distance to the others; a client that did not move is never refused."""
@@ -227,6 +250,15 @@ class Candidates:
         self.refuse(client, self.spool[client], reason)
         self.spool.drop(client)
         del self.trust[client], self._accepted[client]
+
+    def audited(self, moves: Moves) -> dict[str, object]:
+        """For the record: how far all moved the model; by client bytes, images, trust, its part."""
+        images = {who: sum(held.values()) for who, held in self.call.sample_counts.items()}
+        entries: dict[str, list[float]] = {}
+        for who, size in sorted(self.received.items()):
+            trust, part = self.trust.get(who, 0.0), moves.parts.get(who, 0.0)
+            entries[str(who)] = [size, images.get(who, 0), round(trust, 4), float(f"{part:.4g}")]
+        return {"move": float(f"{moves.whole:.4g}"), "clients": entries}
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         return ((self._accepted[client], trust) for client, trust in self.trust.items())

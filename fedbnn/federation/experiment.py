@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedbnn.report import page
 from fedbnn.state import State
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import Rejected
-from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.ledger import Ledger, Retention
 from fedbnn.stream import Stream
 from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
@@ -37,7 +37,7 @@ OBSERVING = (
 )
 """Arguments of Lightning's Trainer that watch a fit and do not change it."""
 MAY_DIFFER = (
-    *("engine", "track", "run_dir", "name", "beside"),
+    *("engine", "track", "ledger", "run_dir", "name", "beside"),
     *("stream.data_dir", "stream.cache_dir", "stream.download"),
     *(f"trainer.{name}" for name in OBSERVING),
 )
@@ -67,6 +67,7 @@ class Experiment:
     late: Late
     evaluation: Evaluation
     track: Track
+    retention: Retention = field(default_factory=Retention)
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Experiment:
 def run(experiment: Experiment) -> dict[str, Any]:
     """Run an experiment, or go on with it; its results, which are also in results.json."""
     with ExitStack() as stack:
-        ledger = stack.enter_context(Ledger(experiment.run_dir))
+        ledger = stack.enter_context(Ledger(experiment.run_dir, experiment.retention.keep_rounds))
         stack.callback(experiment.engine.close)
         stack.enter_context(logging_to(experiment.run_dir))
         console = Console(experiment.stream.rounds, ledger.round)
@@ -108,13 +109,18 @@ def _open(
             ledger.warn(f"{name} is not as the run left it: made again")
         done = done and not others
     else:
-        anywhere = yaml.dump({**experiment.config, "run_dir": None}).encode()
-        files = {"config.yaml": anywhere, "env.json": run_dir.pretty(run_dir.environment())}
-        run_dir.start(ledger, experiment.config, files)
+        start(ledger, experiment.config)
     records = run_dir.reconcile(ledger)
     for warning in ledger.warnings:
         console.say(f"warning: {warning}")
     return done, records
+
+
+def start(ledger: Ledger, config: Json) -> None:
+    """Make a directory the run of this configuration, which stands there without its place."""
+    anywhere = yaml.dump({**config, "run_dir": None}).encode()
+    files = {"config.yaml": anywhere, "env.json": run_dir.pretty(run_dir.environment())}
+    run_dir.start(ledger, config, files)
 
 
 def _play(

@@ -12,6 +12,7 @@ from typing import Any
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate, Spec
+from fedbnn.defense.moves import Moves, moves_of_means
 from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
@@ -86,7 +87,8 @@ class RoundStats:
     exchange by its name (`train`, `statistics`, ...) and of what is inside them: `fold`, and
     `inner`: forward, backward and optimiser on the clients. `train` is what clients say of their
     training, `load` how many cores the whole machine and this process kept busy: seconds mean
-    something where nobody else did.
+    something where nobody else did. `audit` has of every exchange how far it moved the model in all
+    and by client.
     """
 
     round: int
@@ -101,9 +103,11 @@ class RoundStats:
     seconds: dict[str, float] = field(default_factory=lambda: {"inner": 0.0, "fold": 0.0})
     train: dict[int, Mapping[str, float]] = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
+    audit: dict[str, Record] = field(default_factory=dict)
 
-    def add(self, candidates: Candidates) -> None:
+    def add(self, candidates: Candidates, moves: Moves) -> None:
         """Count what came through the gate in one exchange, and what did not."""
+        self.audit[candidates.call.exchange] = candidates.audited(moves)
         on_time = candidates.trust.keys() - candidates.late
         self.counts = {one: self.counts[one] for one in sorted(on_time) if one in self.counts}
         self.bytes_up[candidates.call.exchange] = candidates.bytes_up
@@ -256,9 +260,10 @@ def exchange(
         _collect(federation, payload, candidates, privates, stats)
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
+        moves = _moves(aggregator, state, folded, candidates)
     for client in set(privates) - set(candidates.trust):
         privates.drop(client)
-    stats.add(candidates)
+    stats.add(candidates, moves)
     return folded
 
 
@@ -337,6 +342,13 @@ def _fold(aggregator: Exchange, state: State, candidates: Candidates) -> State:
     return fold.close()
 
 
+def _moves(aggregator: Exchange, before: State, after: State, candidates: Candidates) -> Moves:
+    """How far the exchange moved the model, and each client in it."""
+    if isinstance(aggregator, Aggregator):
+        return candidates.moves(aggregator.weights)
+    return moves_of_means(before, after, [*candidates])
+
+
 def _finite(state: State, number: int) -> State:
     """The state, if every number in it is one."""
     for name, tensor in state.tensors.items():
@@ -360,4 +372,5 @@ def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -
         "seconds": stats.seconds,
         "train": stats.trained(),
         "load": stats.load,
+        "audit": stats.audit,
     }

@@ -164,6 +164,10 @@ class Aggregator:
         first = self.names[:1]
         return chain(*(influence_of_point(state[name], update.tensors[name]) for name in first))
 
+    def weights(self, samples: Tensor) -> Tensor:
+        """How much each client counts in the fold, given n_k: n_k / N."""
+        return samples / samples.sum().clamp_min(1)
+
     def known(self, state: State, update: Update) -> Mapping[str, Sequence[float]]:
         """How long the update's rows are already, by tensor, where rows grow; none for points."""
         return {}

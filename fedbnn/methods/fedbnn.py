@@ -197,6 +197,11 @@ class FactorAggregator(Aggregator):
         factor = (update.tensors["backbone.precision"], update.tensors["backbone.info"])
         return influence_of_factor(state["backbone"], state["backbone.scale"], *factor)
 
+    def weights(self, samples: Tensor) -> Tensor:
+        """Those of the rule; of factors that are multiplied each counts once."""
+        own = self.rule.weight(samples)
+        return own if isinstance(self.rule, Product) else super().weights(own)
+
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
         """Statistics of batch norm, and the longest mean of a prototype by a usual one."""
         return farthest(apart_in_buffers(state, updates), _apart_in_rows(state, updates))

@@ -21,11 +21,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fedbnn.config.ranges import Count
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.state import State, digest
 from fedbnn.storage import files
@@ -34,8 +35,22 @@ from fedbnn.storage.files import Damaged, Spool, locked, remove_tree, writing
 FORMAT = 2
 CONFIG, METRICS = "config.json", "metrics.jsonl"
 MANIFEST, STATE = "manifest.json", "state.safetensors"
+EVERY = 10**9
+"""For `keep`: who opens a run to look removes no round."""
 LOG = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
+_OWN, _WAITS = re.compile(r"\d+-r\d+\.safetensors"), re.compile(r"(\d+)-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What of the past stays on disk: as far back as that, a client can be taken out again.
+
+    Args:
+        keep_rounds: how many of the newest rounds can be gone back to.
+    """
+
+    keep_rounds: Count = 3
 
 
 @dataclass(frozen=True)
@@ -65,8 +80,23 @@ class Manifest:
             what = f"the run was written in format {format}, this version reads {FORMAT}"
             fix = "resume it with the version of fedbnn that began it"
             raise RunDirectoryError(what, str(path.parent), fix)
-        clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
-        return cls(**{**body, "records": tuple(body["records"]), "clients": clients})
+        try:
+            clients = {int(client): tuple(entry) for client, entry in body["clients"].items()}
+            found = cls(**{**body, "records": tuple(body["records"]), "clients": clients})
+            found._check()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise Damaged("its manifest is not one of ours") from error
+        return found
+
+    def _check(self) -> None:
+        """A digest proves that a file is whole, not who wrote it: types, numbers and names."""
+        texts = [self.run, self.previous, self.state, *self.records]
+        texts += [text for entry in self.clients.values() for text in entry]
+        plain = all(type(text) is str for text in texts) and type(self.round) is int
+        if not plain or len(self.records) != self.round:
+            raise ValueError("types, or a record too few")
+        if not all(_OWN.fullmatch(name) for name, _ in self.clients.values()):
+            raise ValueError("a file that no client has")
 
 
 @dataclass(frozen=True)
@@ -104,10 +134,11 @@ def rounds(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _numbers(path: Path) -> tuple[int, int]:
-    """Round and client in the name of a late answer."""
-    round, _, client = path.stem.partition("-")
-    return int(round), int(client)
+def _waiting(folder: Path) -> dict[tuple[int, int], Path]:
+    """Late answers by round and client, in this order; files of other names are none."""
+    there = folder.iterdir() if folder.is_dir() else ()
+    named = [(_WAITS.fullmatch(path.name), path) for path in there]
+    return dict(sorted(((int(name[1]), int(name[2])), path) for name, path in named if name))
 
 
 class Ledger(AbstractContextManager["Ledger"]):
@@ -147,8 +178,14 @@ class Ledger(AbstractContextManager["Ledger"]):
         """The newest round that is whole, or None when no round was ever committed."""
         if not self.round:
             return None
-        state = State.from_bytes(files.read(self._directory(self.round) / STATE))
-        return Committed(self.round, state, json.loads(files.read(self._record(self.round))))
+        place = self._directory(self.round)
+        try:
+            state = State.from_bytes(files.read(place / STATE))
+            record = dict(json.loads(files.read(self._record(self.round))))
+        except (ValueError, TypeError, RecursionError) as error:
+            what, fix = f"round {self.round} is whole, but no round of ours", "do not trust it"
+            raise RunDirectoryError(what, str(place), fix) from error
+        return Committed(self.round, state, record)
 
     def records(self) -> list[tuple[str, bytes]]:
         """Of every committed round the digest of its record, and the record, empty if damaged."""
@@ -187,8 +224,35 @@ class Ledger(AbstractContextManager["Ledger"]):
 
     def late(self, round: int) -> dict[int, bytes]:
         """The late answers that are folded in this round, in client order."""
-        found = {_numbers(path): path for path in self._late.glob("*-*.safetensors")}
-        return {who: found[when, who].read_bytes() for when, who in sorted(found) if when == round}
+        found = _waiting(self._late).items()
+        return {who: files.read(path) for (when, who), path in found if when == round}
+
+    def branch(self, source: "Ledger", round: int) -> None:
+        """Begin as another run was after one of its kept rounds, with the records up to it.
+
+        Late answers that wait for the next round come along.
+        """
+        try:
+            then = source._verified(source._peek(round), client_files=True)
+            lines = [line for _, line in source.records()[:round]]
+        except Damaged as damage:
+            what = f"round {round} is damaged ({damage})"
+            raise RunDirectoryError(what, str(source.root), "choose another round") from damage
+        if not all(lines):
+            what = f"the record of round {lines.index(b'') + 1} is lost"
+            raise RunDirectoryError(what, str(source.root), "resume the run first")
+        for client, payload in source.late(round + 1).items():
+            self.keep_late(round + 1, client, payload)
+        with writing(self.root):
+            for name, _ in then.clients.values():
+                files.write(self._clients / name, files.read(source._clients / name))
+            for number, line in enumerate(lines, 1):
+                files.write(self._record(number), line)
+            link = files.digest(source._directory(round) / MANIFEST)
+            manifest = replace(then, run=self._identity(), previous=link)
+            state = files.read(source._directory(round) / STATE)
+            self._publish(round, {STATE: state, MANIFEST: manifest.to_bytes()})
+        self._manifest = manifest
 
     def _newest_whole(self) -> Manifest:
         """The newest manifest whose files are all intact; raises if no round is.
@@ -284,8 +348,8 @@ class Ledger(AbstractContextManager["Ledger"]):
             for number in found[: -self.keep]:
                 remove_tree(self._directory(number))
             gone = [path for path in self._clients.iterdir() if path.name not in needed]
-            for path in self._late.glob("*-*.safetensors"):
-                gone += [path] if _numbers(path)[0] <= self.round - self.keep else []
+            late = _waiting(self._late).items()
+            gone += [path for (when, _), path in late if when <= self.round - self.keep]
             for path in gone:
                 path.unlink()
 

@@ -129,11 +129,12 @@ def intact(run_dir: Path, *names: str) -> Path:
 
 
 def _left(run_dir: Path) -> dict[str, Any]:
-    """What the run said when it was complete; damaged, it said nothing."""
-    try:
-        return files.unsealed(run_dir / "state" / FINISHED)[1]
-    except Damaged:
-        return {"round": None, "files": {}}
+    """What the run said when it was complete; damaged, or of other types, it said nothing."""
+    with suppress(Damaged):
+        match files.unsealed(run_dir / "state" / FINISHED)[1]:
+            case {"round": int(), "files": dict()} as body:
+                return dict(body)
+    return {"round": None, "files": {}}
 
 
 def _digests(run_dir: Path) -> dict[str, str]:
@@ -224,8 +225,13 @@ def reconcile(ledger: Ledger) -> list[Record]:
     if len(found) > len(kept):
         more = f"{len(found) - len(kept)} lines of no committed round"
         ledger.warn(f"{METRICS} had {more}: removed")
+    try:
+        read = [dict(json.loads(line)) for line in kept]
+    except (ValueError, TypeError, RecursionError) as error:
+        what, fix = "a record of the ledger is no record of ours", "do not trust this directory"
+        raise RunDirectoryError(what, str(ledger.root / "records"), fix) from error
     write_atomic(ledger.run_dir / METRICS, b"".join(kept))
-    return [json.loads(line) for line in kept]
+    return read
 
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:

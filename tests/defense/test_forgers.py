@@ -2,12 +2,15 @@
 through the real fold, the error stays within twice that of honest clients, and honest clients are
 left alone."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedbnn.defense.gate import Gate
+from fedbnn.messages import Update
 from fedbnn.methods.fedbnn import FedBNN
 from tests.defense.worlds import CLIENTS, Attack, World, errors, forged, judged, truth_and_updates
 
@@ -241,3 +244,36 @@ def test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answ
     ).refused
     assert reasons[0].startswith("a prototype is ")
     assert reasons[0].endswith("times as long as those of the server")
+
+
+Together = Callable[[torch.Tensor], torch.Tensor]
+COLLUSIONS: dict[str, Together] = {
+    "a little is enough, z = 1": lambda honest: honest.mean(0) - honest.std(0),
+    "inner product, half": lambda honest: -0.5 * honest.mean(0),
+    "inner product, whole": lambda honest: -honest.mean(0),
+    "all say the same": lambda honest: honest.mean(0) + 3 * honest.std(0),
+}
+
+
+def colluding(updates: list[Update], how: Together, liars: int) -> list[Update]:
+    """The last ones know what all others send, and agree on what to say instead."""
+    told = {}
+    for site in ("backbone", "prototypes"):
+        honest = torch.stack([one.tensors[f"{site}.info"] for one in updates[:-liars]])
+        told[f"{site}.info"] = how(honest)
+    lies = [replace(one, tensors={**one.tensors, **told}) for one in updates[-liars:]]
+    return [*updates[:-liars], *lies]
+
+
+@pytest.mark.parametrize("how", COLLUSIONS)
+@pytest.mark.parametrize("liars", [1, 2])
+def test_liars_who_agree_move_the_mean_by_no_more_than_its_length(
+    tmp_path: Path, how: str, liars: int
+) -> None:
+    """They pass where they stay among the others, and then the truth is found about as well."""
+    world, method = WORLDS["unit prior"], FedBNN()
+    truth, updates = truth_and_updates(world, "scaled", 0)
+    lies = colluding(updates, COLLUSIONS[how], liars)
+    found = errors(world, method, judged(world, method, lies, tmp_path, Gate()), truth)
+    lost = {site: found[site] / float(truth[site].norm()) for site in found}
+    assert max(lost.values()) < 0.5, lost

@@ -86,12 +86,13 @@ def test_every_method_is_tried() -> None:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - ALONE))
 def test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones(
     name: str,
+    record_property: Callable[[str, object], None],
     federate: Federate,
     digits: FederatedStream,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    unjudged = []
+    unjudged, tried = [], 0
     for played in exchanges_of(name, federate, digits, monkeypatch):
         honest = played.judged(played.updates, tmp_path)
         end = played.folded(honest)
@@ -101,6 +102,7 @@ def test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones(
             for how, forge in FORGERIES.items():
                 if torch.equal(forge(value), value):
                     continue
+                tried += 1
                 candidates = played.judged(played.forged({tensor: forge}), tmp_path)
                 if played.updates[-1].client in candidates.refused:
                     continue
@@ -108,6 +110,7 @@ def test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones(
                 worst = max((shift[n] / usual[n] for n in usual if usual[n]), default=0.0)
                 if not worst < 2:
                     unjudged.append((played.name, tensor, how, worst))
+    record_property("tried", tried)
     assert unjudged == []
 
 

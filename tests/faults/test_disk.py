@@ -3,6 +3,7 @@
 Root ignores chmod: a file in its place, RLIMIT_FSIZE.
 """
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedbnn.cli.train import EXHAUSTED, traceback_to
 from fedbnn.errors import Exit, RunDirectoryError
 from fedbnn.state import State
 from fedbnn.storage import run_dir
@@ -93,3 +95,15 @@ def test_a_directory_that_goes_away_under_the_run(tmp_path: Path) -> None:
     (tmp_path / "moved").rename(tmp_path / "run" / "state")
     with Ledger(tmp_path / "run") as ledger:
         assert (ledger.round, ledger.warnings) == (1, [])
+
+
+@pytest.mark.parametrize("number", EXHAUSTED)
+def test_no_more_room_or_open_files_is_one_line_wherever_it_happens(
+    tmp_path: Path, number: int
+) -> None:
+    with (
+        pytest.raises(RunDirectoryError, match=r"cannot write: .* what was committed is intact"),
+        traceback_to(tmp_path / "log.txt"),
+    ):
+        raise OSError(number, os.strerror(number))
+    assert "Traceback" in (tmp_path / "log.txt").read_text()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from tests.faults.federation import fingerprint, run
 ROOT = Path(__file__).parents[2]
 
 
-def kills(directory: Path, subject: str, way: str, count: int) -> int:
+Noted = Callable[[str, object], None]
+
+
+def kills(noted: Noted, directory: Path, subject: str, way: str, count: int) -> int:
     """Kill runs, and see that every one ends as the unbroken one did; how many kills there were."""
     command = [
         sys.executable,
@@ -32,23 +36,31 @@ def kills(directory: Path, subject: str, way: str, count: int) -> int:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return int(done.stdout.split()[-1])
+    found = int(done.stdout.split()[-1])
+    noted("tried", found)
+    return found
 
 
-def test_killed_right_after_every_step_that_changes_the_disk(tmp_path: Path) -> None:
-    assert kills(tmp_path, "federation", "steps", 1) > 60
+def test_killed_right_after_every_step_that_changes_the_disk(
+    tmp_path: Path, record_property: Noted
+) -> None:
+    assert kills(record_property, tmp_path, "federation", "steps", 1) > 60
 
 
 @pytest.mark.parametrize(("subject", "count"), [("fedbnn", 8), ("scaffold", 6), ("fcil", 6)])
-def test_the_command_killed_at_random_times(tmp_path: Path, subject: str, count: int) -> None:
-    assert kills(tmp_path, subject, "random", count) >= count
+def test_the_command_killed_at_random_times(
+    tmp_path: Path, record_property: Noted, subject: str, count: int
+) -> None:
+    assert kills(record_property, tmp_path, subject, "random", count) >= count
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("subject", "count"), [("fedbnn", 80), ("scaffold", 60), ("fcil", 60)])
-def test_the_command_killed_two_hundred_times(tmp_path: Path, subject: str, count: int) -> None:
-    assert kills(tmp_path, subject, "random", count) >= count
+def test_the_command_killed_two_hundred_times(
+    tmp_path: Path, record_property: Noted, subject: str, count: int
+) -> None:
+    assert kills(record_property, tmp_path, subject, "random", count) >= count
 
 
 def test_each_round_is_on_record_once(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.attacks import ATTACKS
+
 TESTS = Path(__file__).parents[1]
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
     "kill -9 at random times, and between each two steps of a commit": {
@@ -217,11 +219,11 @@ def names_in(file: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("row", TABLE)
+@pytest.mark.parametrize("row", [*TABLE, *ATTACKS])
 def test_every_row_has_its_tests(row: str) -> None:
     missing = [
         f"{file}::{name}"
-        for file, names in TABLE[row].items()
+        for file, names in {**TABLE, **ATTACKS}[row].items()
         for name in names
         if name not in names_in(file)
     ]

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,21 @@ def test_missing_and_extra_sites_and_rows_are_refused(candidates: Open) -> None:
     )
 
 
-def test_truncated_at_every_offset(candidates: Open) -> None:
+def test_truncated_at_every_offset(
+    candidates: Open, record_property: Callable[[str, object], None]
+) -> None:
     gate, payload = candidates(keep_rejected=0), honest(0).to_bytes()
+    record_property("tried", len(payload))
     for length in range(len(payload)):
         assert reason_of(gate, payload[:length]) is not None
     assert reason_of(gate, payload) is None
 
 
-def test_every_flipped_byte_is_refused(candidates: Open) -> None:
+def test_every_flipped_byte_is_refused(
+    candidates: Open, record_property: Callable[[str, object], None]
+) -> None:
     gate, payload = candidates(keep_rejected=0), honest(0).to_bytes()
+    record_property("tried", len(payload))
     for offset in range(len(payload)):
         assert (
             reason_of(

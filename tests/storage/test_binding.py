@@ -4,14 +4,15 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import State
+from fedbnn.state import State, digest
 from fedbnn.storage import run_dir as runs
-from fedbnn.storage.files import sealed
+from fedbnn.storage.files import sealed, unsealed
 from fedbnn.storage.ledger import Ledger, append_record
 
 
@@ -157,3 +158,81 @@ def test_a_run_elsewhere_is_not_the_last_here(tmp_path: Path) -> None:
     played(tmp_path / "runs" / "here", 0)
     runs.note_last(played(tmp_path / "there", 0), tmp_path / "runs")
     assert runs.find("last", tmp_path / "runs") == tmp_path / "runs" / "here"
+
+
+BODIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda body: [],
+    "nothing": lambda body: {},
+    "another key": lambda body: {**body, "x": 1},
+    "clients that are none": lambda body: {**body, "clients": {"x": ["1-r1.safetensors", ""]}},
+    "clients in a list": lambda body: {**body, "clients": [1]},
+    "a client with one word": lambda body: {**body, "clients": {"1": ["1-r1.safetensors"]}},
+    "a file elsewhere": lambda body: {**body, "clients": {"1": ["../../../etc/passwd", "0" * 64]}},
+    "a number for a digest": lambda body: {**body, "state": 7},
+    "no records": lambda body: {**body, "records": []},
+    "records that are numbers": lambda body: {**body, "records": [1, 2, 3, 4]},
+    "a round in words": lambda body: {**body, "round": "4"},
+}
+
+
+@pytest.mark.parametrize("how", BODIES)
+def test_a_manifest_with_a_right_digest_and_strange_contents_is_damaged(
+    tmp_path: Path, how: str
+) -> None:
+    run = played(tmp_path / "run", 0)
+    path = run / "state" / "round-000004" / "manifest.json"
+    format, body = unsealed(path)
+    path.write_bytes(sealed(format, BODIES[how](body)))
+    round, _, said = newest(run)
+    assert (round, "round 4 is damaged" in said) == (3, True)
+
+
+def resealed(run: Path, state: bytes | None = None, record: bytes | None = None) -> None:
+    """The newest round with other files, and every digest as it should be."""
+    place = run / "state" / "round-000004"
+    format, body = unsealed(place / "manifest.json")
+    if state is not None:
+        (place / "state.safetensors").write_bytes(state)
+        body["state"] = digest(state)
+    if record is not None:
+        (run / "state" / "records" / "000004.json").write_bytes(record)
+        body["records"][-1] = digest(record)
+    (place / "manifest.json").write_bytes(sealed(format, body))
+
+
+@pytest.mark.parametrize("state", [b"", b"x" * 100, b"\xff" * 8 + b"{}"])
+def test_a_state_that_is_none_is_one_line_whatever_its_digest(tmp_path: Path, state: bytes) -> None:
+    run = played(tmp_path / "run", 0)
+    resealed(run, state=state)
+    with pytest.raises(RunDirectoryError, match="no round of ours"):
+        newest(run)
+
+
+@pytest.mark.parametrize("record", [b"\xff\n", b"7\n", b"[" * 10**5 + b"\n", b"{\n"])
+def test_a_record_that_is_none_is_one_line_whatever_its_digest(
+    tmp_path: Path, record: bytes
+) -> None:
+    run = played(tmp_path / "run", 0)
+    resealed(run, record=record)
+    with Ledger(run) as ledger, pytest.raises(RunDirectoryError, match="no record of ours"):
+        runs.reconcile(ledger)
+    with pytest.raises(RunDirectoryError, match="no round of ours"):
+        newest(run)
+
+
+@pytest.mark.parametrize("name", ["x-y", "1-", "-1", "4-2-1", "99999999999999999999-3", "é-1"])
+def test_a_late_answer_of_another_name_is_none(tmp_path: Path, name: str) -> None:
+    run = played(tmp_path / "run", 0)
+    (run / "state" / "late").mkdir()
+    (run / "state" / "late" / f"{name}.safetensors").write_bytes(b"x")
+    with Ledger(run) as ledger:
+        assert ledger.late(5) == {}
+
+
+@pytest.mark.parametrize("body", [{}, [], {"round": 4, "files": []}, {"round": "4", "files": {}}])
+def test_an_end_of_other_types_is_none(tmp_path: Path, body: Any) -> None:
+    run = played(tmp_path / "run", 0)
+    (run / "state" / "finished.json").write_bytes(sealed(1, body))
+    with Ledger(run) as ledger:
+        assert not runs.finished(ledger)
+    assert runs.changed(run) == []

@@ -1,0 +1,261 @@
+"""How many attacks and faults the suite tries, and how they end, as one table in the docs.
+
+    python -m tests.attacks            run these tests and write the table into docs/security.md
+    python -m tests.attacks --slow     with those marked slow: 200 kills, forgers on whole runs
+
+An attempt is a case of a test, or as many as it says by `record_property("tried", n)`. One that is
+held leaves the result, the other clients and the files outside as the test wants them. Which
+attack is tried where stands in `ATTACKS`; `tests/faults/test_table.py` sees that all of it exists.
+"""
+
+import argparse
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "security.md"
+BEGIN, END = "<!-- begin: python -m tests.attacks -->", "<!-- end -->"
+Tests = dict[str, tuple[str, ...]]
+
+ATTACKS: dict[str, Tests] = {
+    "kills": {
+        "faults/test_kill.py": (
+            "test_killed_right_after_every_step_that_changes_the_disk",
+            "test_the_command_killed_at_random_times",
+            "test_the_command_killed_two_hundred_times",
+        ),
+        "faults/test_opening.py": (
+            "test_killed_after_every_step_of_opening",
+            "test_killed_while_another_configuration_takes_the_place_of_a_run_without_rounds",
+        ),
+        "faults/test_stop.py": (
+            "test_a_signal_in_a_fit_ends_the_run_and_its_workers",
+            "test_workers_do_not_outlive_a_killed_parent",
+        ),
+    },
+    "damaged files": {
+        "faults/test_damage.py": (
+            "test_a_flipped_bit_falls_back_one_round",
+            "test_a_truncated_file_falls_back_one_round",
+            "test_a_missing_file_falls_back_one_round",
+            "test_a_damaged_client_file_falls_back_one_round",
+            "test_two_damaged_rounds_fall_back_two",
+            "test_all_damaged_is_an_error_and_nothing_is_restarted",
+            "test_a_round_under_a_wrong_name_is_damaged",
+        ),
+        "faults/test_disk.py": (
+            "test_a_full_disk_costs_the_round_and_nothing_else",
+            "test_a_file_in_the_place_of_a_directory",
+            "test_a_directory_that_goes_away_under_the_run",
+            "test_no_more_room_or_open_files_is_one_line_wherever_it_happens",
+        ),
+        "storage/test_binding.py": (
+            "test_a_round_of_another_run_is_not_taken",
+            "test_a_round_of_a_run_with_the_same_settings_does_not_follow",
+            "test_all_rounds_of_another_run_are_refused",
+            "test_another_configuration_in_its_place_is_found",
+            "test_deleted_rounds_are_not_begun_again_without_a_word",
+            "test_every_file_a_run_left_has_its_digest",
+            "test_a_run_whose_end_is_damaged_is_not_complete",
+            "test_a_manifest_with_a_right_digest_and_strange_contents_is_damaged",
+            "test_a_state_that_is_none_is_one_line_whatever_its_digest",
+            "test_a_record_that_is_none_is_one_line_whatever_its_digest",
+            "test_a_late_answer_of_another_name_is_none",
+            "test_an_end_of_other_types_is_none",
+            "test_last_is_the_run_begun_last_whatever_the_clock_says",
+        ),
+        "observe/test_records.py": (
+            "test_a_line_cut_short_by_a_crash_is_replaced",
+            "test_what_was_changed_is_named_and_put_back",
+        ),
+        "core/test_export.py": ("test_a_flipped_bit_anywhere_is_named_and_not_served",),
+        "datamodules/test_cache.py": ("test_damage_is_found_said_and_repaired",),
+        "cli/test_endings.py": (
+            "test_a_run_does_not_go_on_with_a_trainer_that_changes_the_result",
+        ),
+    },
+    "malformed updates": {
+        "faults/test_updates.py": (
+            "test_a_wrong_tensor_is_refused",
+            "test_missing_and_extra_sites_and_rows_are_refused",
+            "test_truncated_at_every_offset",
+            "test_every_flipped_byte_is_refused",
+            "test_hostile_bytes_take_no_memory",
+            "test_a_pickle_bomb_is_refused_kept_and_never_run",
+            "test_metadata_of_other_types_is_refused",
+            "test_whatever_is_folded_is_what_was_asked_for",
+        ),
+        "defense/test_gate.py": (
+            "test_each_fault_alone_is_refused_with_its_reason",
+            "test_a_client_speaks_for_itself_and_once",
+            "test_a_stray_answer_does_not_cost_the_client_its_own",
+            "test_images_are_counted_against_the_roll_call",
+            "test_who_was_not_asked_costs_nobody",
+            "test_what_is_refused_never_takes_more_than_its_room",
+            "test_a_payload_beyond_all_room_is_cut",
+        ),
+    },
+    "forged weights": {
+        "defense/test_forgers.py": (
+            "test_a_forger_stays_within_twice_the_honest_error",
+            "test_so_it_does_where_the_server_goes_further",
+            "test_so_it_does_where_factors_are_multiplied",
+            "test_a_forger_who_takes_certainty_away_stays_within_it",
+            "test_a_forger_of_rows_alone_stays_within_it",
+            "test_no_strength_between_honest_and_gross_does_much_more",
+            "test_two_forgers_of_five_do_not_outvote_three",
+            "test_liars_who_agree_move_the_mean_by_no_more_than_its_length",
+            "test_a_factor_must_leave_some_precision",
+            "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
+        ),
+        "defense/test_side_doors.py": (
+            "test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones",
+            "test_what_once_went_through_is_refused",
+        ),
+        "defense/test_whole_runs.py": ("test_a_forger_of_weights_costs_little",),
+    },
+    "forged statistics": {
+        "defense/test_statistics.py": (
+            "test_forged_statistics_are_refused_and_nobody_else",
+            "test_invented_features_are_refused",
+            "test_images_under_the_names_of_other_classes_are_refused",
+            "test_counts_that_are_not_those_announced_are_refused",
+            "test_statistics_of_no_images_are_zeros",
+            "test_forged_sums_of_fixed_features_are_refused",
+            "test_the_server_knows_a_class_that_nobody_else_holds",
+        ),
+        "defense/test_whole_runs.py": ("test_a_forger_of_statistics_costs_little",),
+    },
+    "clients' private state": {
+        "defense/test_private.py": (
+            "test_a_lie_costs_the_liar_its_round_and_nobody_else",
+            "test_where_nothing_is_kept_nothing_may_be",
+            "test_a_memory_that_lies_is_refused",
+            "test_prototypes_at_home_are_finite_and_bring_no_backbone",
+            "test_a_receipt_is_the_clients_own",
+        ),
+        "storage/test_binding.py": ("test_a_file_of_one_client_costs_that_client_alone",),
+    },
+    "hostile workers": {
+        "federation/test_protocol.py": (
+            "test_one_worker_that_breaks_it_costs_its_client",
+            "test_a_flood_after_the_answer_harms_nobody",
+            "test_a_worker_that_does_not_read_is_late",
+            "test_a_worker_that_begins_otherwise_does_not_start",
+        ),
+        "federation/test_engines.py": (
+            "test_what_happens_to_a_worker_costs_its_client_only",
+            "test_an_abandoned_exchange_does_not_answer_the_next_one",
+            "test_workers_that_cannot_start_are_an_error_with_its_reason",
+            "test_workers_see_no_api_key_and_one_thread",
+            "test_a_worker_dies_with_its_parent_also_before_it_has_begun",
+        ),
+    },
+    "strangers' files": {
+        "faults/test_strangers.py": (
+            "test_a_link_is_refused_and_what_it_names_untouched",
+            "test_a_pipe_makes_nobody_wait",
+            "test_a_folder_in_the_place_of_a_file_is_no_traceback",
+            "test_a_flipped_bit_is_named_and_made_again_by_resuming",
+            "test_a_changed_line_of_a_finished_run_is_named_and_put_back",
+            "test_a_damaged_tracker_file_ends_nothing",
+            "test_results_that_are_none_are_refused_by_report",
+            "test_results_of_other_types_are_shown_or_refused_in_one_line",
+            "test_runs_with_other_tasks_are_not_reported_together",
+            "test_a_name_cannot_leave_runs",
+            "test_a_full_disk_while_the_page_is_written_is_one_line",
+            "test_a_closed_pipe_and_a_closed_terminal_end_no_training",
+        ),
+        "core/test_export.py": (
+            "test_a_card_cannot_make_loading_call_what_is_no_network",
+            "test_loading_never_executes",
+            "test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line",
+            "test_tensors_that_do_not_fit_are_refused_in_one_line",
+            "test_a_card_nested_without_end_is_refused_in_one_line",
+        ),
+        "cli/test_audit.py": (
+            "test_records_of_a_stranger_are_refused_in_one_line",
+            "test_words_of_a_stranger_are_shown_escaped",
+        ),
+    },
+    "pictures": {
+        "core/test_images.py": (
+            "test_what_is_no_picture_is_named_in_one_line",
+            "test_damaged_bytes_give_pixels_or_one_error",
+        ),
+        "cli/test_predict.py": (
+            "test_pictures_that_cannot_be_read_are_named_and_left_out",
+            "test_a_vector_graphic_starts_no_interpreter",
+            "test_names_of_classes_and_pictures_are_shown_as_they_are",
+        ),
+    },
+}
+"""Category -> file -> tests."""
+
+
+@dataclass
+class Tally:
+    """Counts the attempts of every category while pytest runs; a plugin of it."""
+
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """One case of a test has ended: held, not held, or not tried."""
+        if report.when == "call" or report.outcome != "passed":
+            outcome = {"passed": "held", "skipped": "not tried"}.get(report.outcome, "not held")
+            tried = int(dict(report.user_properties).get("tried", 1))
+            self.outcomes.setdefault(category(report.nodeid), Counter())[outcome] += tried
+
+
+def category(nodeid: str) -> str:
+    """The category of a case of a test."""
+    file, _, case = nodeid.removeprefix("tests/").partition("::")
+    name = re.split(r"\[", case)[0]
+    return next(kind for kind, tests in ATTACKS.items() if name in tests.get(file, ()))
+
+
+def table(outcomes: dict[str, Counter[str]]) -> str:
+    """A pipe table, a line for each category and one for all of them."""
+    heads = ("tried", "held", "not held")
+    lines = [f"| what is attacked, or how | {' | '.join(heads)} |", "|---|---:|---:|---:|"]
+    every = Counter[str]()
+    for kind in ATTACKS:
+        every.update(found := outcomes.get(kind, Counter()))
+        lines.append(_line(kind, found))
+    return "\n".join([*lines, _line("**all**", every)]) + "\n"
+
+
+def _line(name: str, found: Counter[str]) -> str:
+    held, lost = found["held"], found["not held"]
+    return f"| {name} | {held + lost:,} | {held:,} | {lost:,} |"
+
+
+def main() -> int:
+    """Run the tests and write the table; the exit code is pytest's."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks", description=__doc__)
+    parser.add_argument("--slow", action="store_true", help="also the tests marked slow")
+    slow, tally = parser.parse_args().slow, Tally()
+    named = [
+        f"{TESTS / file}::{name}"
+        for tests in ATTACKS.values()
+        for file, names in tests.items()
+        for name in names
+    ]
+    marked = [] if slow else ["-m", "not slow"]
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *marked, *named], plugins=[tally])
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    said = "with" if slow else "without"
+    made = f"{BEGIN}\n{table(tally.outcomes)}\nMade {said} the tests marked slow.\n{END}"
+    PAGE.write_text(before + made + after, encoding="utf-8")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
