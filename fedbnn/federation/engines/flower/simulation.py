@@ -1,6 +1,7 @@
 """Flower's simulation as an engine: nodes on this machine, run by Ray, and the grid they are on."""
 
 import importlib
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Answer, Private
+from fedbnn.federation.engines.process import secret
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -77,7 +79,7 @@ class FlowerSimulation:
                 return self._grids.get(timeout=LOOK_SECONDS)
 
     def _simulate(self) -> None:
-        """Flower's simulation, from its start to its end."""
+        """Flower's simulation, from its start to its end; what is secret here is empty there."""
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
@@ -91,7 +93,9 @@ class FlowerSimulation:
             self._done.wait()
 
         cores = max(1, ceil(self._nodes * self._share["num_cpus"]))
-        ray: Any = {"client_resources": self._share, "init_args": {"num_cpus": cores}}
+        emptied = {name: "" for name, value in os.environ.items() if secret(name, value)}
+        start: Any = {"num_cpus": cores} | ({"runtime_env": {"env_vars": emptied}} if emptied else {})
+        ray: Any = {"client_resources": self._share, "init_args": start}
         run_simulation(server, client_app(self._entry), self._nodes, backend_config=ray)
 
     def _check(self) -> None:
