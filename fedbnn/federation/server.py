@@ -232,6 +232,7 @@ def exchange(
             apart=partial(aggregator.apart, state),
             kept=partial(_kept, federation, state),
             forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
+            **_in_numbers(aggregator, state),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
@@ -244,6 +245,13 @@ def exchange(
         privates.drop(client)
     stats.add(candidates)
     return folded
+
+
+def _in_numbers(aggregator: Exchange, state: State) -> dict[str, Any]:
+    """How rules that go by number read an update; class statistics are judged by client alone."""
+    if not isinstance(aggregator, Aggregator):
+        return {}
+    return {"centred": partial(aggregator.centred, state), "rows": aggregator.shares_prototypes}
 
 
 def _kept(

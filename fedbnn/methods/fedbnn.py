@@ -32,7 +32,7 @@ noise is all there is, the mean of precisions still grows (Jensen).
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -207,6 +207,18 @@ class FactorAggregator(Aggregator):
             return {}
         scales = state["prototypes.scale"][state.index(update.classes)]
         return {"prototypes.precision": scales.square().reciprocal_().norm(dim=1).tolist()}
+
+    def centred(self, state: State, update: Update, sign: int) -> Update:
+        """Information about the prior mean, de - dL m_0 (-1), and back (+1); in float64."""
+        tensors, index = dict(update.tensors), state.index(update.classes)
+        priors = {"backbone": state["backbone"]}
+        if "prototypes.info" in tensors:
+            priors["prototypes"] = state["prototypes"][index]
+        for site, loc in priors.items():
+            factor = factor_of(update, site)
+            info = factor.info.double() + sign * factor.precision.double() * loc
+            tensors[f"{site}.info"] = info
+        return replace(update, tensors=tensors)
 
     def fold(self, state: State) -> Fold:
         """The rule chosen."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Answer, Private
-from fedbnn.federation.engines.process import secret
+from fedbnn.federation.engines.process import environment, secret
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -79,7 +79,7 @@ class FlowerSimulation:
                 return self._grids.get(timeout=LOOK_SECONDS)
 
     def _simulate(self) -> None:
-        """Flower's simulation, from its start to its end; what is secret here is empty there."""
+        """Flower's simulation, from its start to its end."""
         from flwr.serverapp import ServerApp
         from flwr.simulation import run_simulation
 
@@ -92,11 +92,18 @@ class FlowerSimulation:
             self._grids.put(grid)
             self._done.wait()
 
-        cores = max(1, ceil(self._nodes * self._share["num_cpus"]))
+        self._start_ray()
+        shared: Any = {"client_resources": self._share}
+        run_simulation(server, client_app(self._entry), self._nodes, backend_config=shared)
+
+    def _start_ray(self) -> None:
+        """Ray for Flower to find, whose workers import as we do and see our secrets empty."""
+        import ray
+
         emptied = {name: "" for name, value in os.environ.items() if secret(name, value)}
-        start: Any = {"num_cpus": cores} | ({"runtime_env": {"env_vars": emptied}} if emptied else {})
-        ray: Any = {"client_resources": self._share, "init_args": start}
-        run_simulation(server, client_app(self._entry), self._nodes, backend_config=ray)
+        seen = {**emptied, "PYTHONPATH": environment()["PYTHONPATH"]}
+        cores = max(1, ceil(self._nodes * self._share["num_cpus"]))
+        ray.init(num_cpus=cores, include_dashboard=False, runtime_env={"env_vars": seen})
 
     def _check(self) -> None:
         """Raise what ended the simulation, if it has ended; Ray takes SIGTERM when it starts."""
