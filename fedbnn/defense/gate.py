@@ -73,6 +73,7 @@ class ExpectedUpdate:
     announced; where a memory of images changes in between, it `forgets` some of these. `centred`
     gives an update in numbers of which the middle can be taken (and back, with +1), where there are
     such; `rows` says whether its prototypes have a row for each class it holds.
+    `private` gives what may be known of private clients in place of what they sent.
     """
 
     run: str
@@ -89,6 +90,7 @@ class ExpectedUpdate:
     forgets: bool = False
     centred: Callable[[Update, int], Update] | None = None
     rows: bool = True
+    private: Callable[[Sequence[Update]], Iterator[Update]] | None = None
 
 
 @dataclass
@@ -249,6 +251,8 @@ class Candidates:
     def __iter__(self) -> Iterator[tuple[Update, float]]:
         chosen = [client for client, trust in self.trust.items() if trust]
         updates = [self._accepted[client] for client in chosen]
+        if self.call.private is not None:
+            return ((update, 1.0) for update in self.call.private(updates))
         if self._by_coordinate:
             updates = self._agreed(updates)
         return zip(updates, [self.trust[client] for client in chosen], strict=True)

@@ -264,18 +264,21 @@ def _apart_in_rows(state: State, updates: Sequence[Update]) -> Apart:
 
 @dataclass(frozen=True)
 class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; beyond p = 1 half of every precision stays.
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+
+    That binds beyond p = 1, and where the sums are `noisy`.
 
     q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1. Every
     rule is two running sums: what to add for one client, and what the sums mean.
     """
 
     server_lr: float = 1.0
+    noisy: bool = False
 
     @property
     def floor(self) -> float:
         """The part of each precision that stays, whatever the factors say."""
-        return 0.5 if self.server_lr > 1 else 0.0
+        return 0.5 if self.server_lr > 1 or self.noisy else 0.0
 
     def weight(self, samples: Tensor) -> Tensor:
         """Clients count by their images, n_k."""
