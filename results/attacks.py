@@ -15,20 +15,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import quick
 from forgers import ON_IMAGES, ON_UPDATES, Forgers, Poisoned, marked
 from rich.progress import track
 
 from fedbnn.cli.compose import client_runner, compose
 from fedbnn.cli.train import parse
-from fedbnn.evaluation.evaluate import Evaluator
-from fedbnn.federation import server
 from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import joined
 from fedbnn.state import State
-from fedbnn.storage.files import Rejected
-from fedbnn.storage.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
 ATTACKS = ("none", *ON_UPDATES, *ON_IMAGES)
@@ -49,6 +46,7 @@ def played(attack: str, defence: str, seed: int, options: argparse.Namespace) ->
     words = [f"--config={HERE.parent / 'conf/quickstart.yaml'}", "--method=fedbnn"]
     words += [f"--seed={seed}", "--evaluate.every=0", *DEFENCES[defence]]
     words += [f"--stream.rounds_per_task={options.rounds_per_task}"]
+    words += [f"--method.r_init={min(3, options.rounds_per_task)}"]
 
     def engine(parsed: Any) -> Engine:
         runner = client_runner(parsed.values)
@@ -61,24 +59,12 @@ def played(attack: str, defence: str, seed: int, options: argparse.Namespace) ->
     made = compose(parse(words), options.out / name, engine=engine)
     if attack in ON_IMAGES:
         made = replace(made, stream=Poisoned(made.stream, attack, options.liars))
-    with Ledger(made.run_dir) as ledger:
-        state = _rounds(made, ledger)
-        records = [json.loads(line) for _, line in ledger.records()]
+    state, records = quick.played(made)
     tasks = records[-1]["tasks"]
     found = {regime: mean(one[regime]["accuracy"] for one in tasks) for regime in REGIMES}
     stopped = sum(len(record["refused"]) for record in records)
     lighter = sum(len(record["trust"]) for record in records)
     return {**found, "success": success(made, state), "refused": stopped, "trust": lighter}
-
-
-def _rounds(made: Experiment, ledger: Ledger) -> State:
-    """All rounds, as `experiment.run` plays them, without what is made of them."""
-    seed = int(made.config["seed"])
-    parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
-    judge = Evaluator(made.stream, made.backbone, made.layout, made.head, made.evaluation, seed)
-    rejected = Rejected(made.run_dir / "rejected", 0)
-    federation = server.Federation(f"attacks-{seed}", *parts, ledger, rejected, judge, ())
-    return server.run(federation, made.initial)
 
 
 def success(made: Experiment, state: State) -> float:

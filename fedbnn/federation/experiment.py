@@ -152,12 +152,12 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.
     rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
     beside = ledger, rejected, Evaluator(*judged, seed), watchers, made.late
-    account = _budget(made, ledger)
+    account = budget(made, ledger)
     named = f"{config['name']}-{seed}"
     return server.Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
 
 
-def _budget(made: Experiment, ledger: Ledger) -> Budget | None:
+def budget(made: Experiment, ledger: Ledger) -> Budget | None:
     """The account of a run whose clients are private: what a round asks each of them."""
     questions = made.method.trains + isinstance(made.head, ExactHead)
     who = made.stream.participants
