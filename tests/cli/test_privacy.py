@@ -1,4 +1,4 @@
-"""`--privacy...` as a user meets it: epsilon by round, and a run that stops before it is too much."""
+"""`--privacy...` as a user meets it: epsilon by round, and a run that stops before too much."""
 
 import json
 from pathlib import Path
