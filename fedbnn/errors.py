@@ -19,6 +19,7 @@ class Exit(IntEnum):
     RUN_DIRECTORY = 4
     FEDERATION = 5
     NUMERICAL = 6
+    PRIVACY = 7
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -41,6 +42,9 @@ one of the last committed round. log.txt names each client with its reason, and 
 updates that were refused. When the clients are back, `--resume DIR` goes on from that round.""",
     Exit.NUMERICAL: """A local fit or a fold left the numbers a computer can hold. The model is
 the one of the last committed round. A smaller `--client.lr` is the usual cure.""",
+    Exit.PRIVACY: """The next round would spend more than `privacy.epsilon` allows. The model is
+the one of the last committed round, and what it spent stands in metrics.jsonl. Going on needs
+another budget, which is another run: more `privacy.noise`, fewer rounds, or more clients.""",
     Exit.INTERRUPTED: """You pressed Ctrl-C (SIGINT). Every committed round is kept; `python
 train.py --resume DIR` goes on with the next one and ends in the same bytes as a run that was never
 stopped.""",
@@ -91,6 +95,12 @@ class NumericalError(FedBNNError):
     """A fold or a local fit left the numbers a computer can hold."""
 
     code = Exit.NUMERICAL
+
+
+class PrivacyError(FedBNNError):
+    """The privacy budget does not allow another round."""
+
+    code = Exit.PRIVACY
 
 
 def escaped(text: str) -> str:

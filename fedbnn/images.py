@@ -198,6 +198,12 @@ class ImageSet(Dataset[Batch]):
         pixels, labels = (part.index_select(0, indices) for part in (self.pixels, self.labels))
         return replace(self, pixels=pixels, labels=labels)
 
+    def of(self, classes: tuple[str, ...]) -> "ImageSet":
+        """The images of these classes alone; itself if that is all."""
+        held = torch.tensor([name in classes for name in self.classes], dtype=torch.bool)
+        there = held[self.labels]
+        return self if bool(there.all()) else self.subset(there.nonzero()[:, 0])
+
     def among(self, classes: tuple[str, ...]) -> "ImageSet":
         """The same images, labels numbering `classes` (which hold every class that occurs)."""
         place = {name: row for row, name in enumerate(classes)}

@@ -1,5 +1,6 @@
 """All that happens on a client: read the instruction, train, answer with an update."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from time import perf_counter
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
+from fedbnn.defense.privacy import Privacy, Question, clipped, noised
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import ExactHead, Head, exact, gaussian, prototypes
 from fedbnn.heads.prototypes import Assembly
@@ -38,10 +40,11 @@ class ClientRunner:
         local: LocalTraining,
         trainer: Mapping[str, Any],
         seed: int,
+        privacy: Privacy | None = None,
     ) -> None:
         memory.keep()
         self.stream, self.backbone, self.layout, self.method = stream, backbone, layout, method
-        self.head = head
+        self.head, self.privacy = head, privacy or Privacy()
         self.local, self.trainer, self.seed = local, ClientTrainer(trainer), seed
         self.posterior: PosteriorFit | None = None
         self._read: tuple[bytes, FitInstruction, str] | None = None
@@ -57,9 +60,25 @@ class ClientRunner:
         shared = assignment.images.counts() if self.method.shares_prototypes else {}
         where = (instruction.run, instruction.round, instruction.exchange, client, prior)
         update = Update(*where, len(assignment.images), shared, answer.tensors)
+        if self.privacy.on:
+            update = self._private(update, instruction)
         kept = answer.kept.to_bytes() if answer.kept else None
         seconds = perf_counter() - began
         return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds, answer.train)
+
+    def _private(self, update: Update, instruction: FitInstruction) -> Update:
+        """What it may say of its images: clipped, the same counts as everybody, its own noise."""
+        statistics, unit = update.exchange == gaussian.EXCHANGE, 1.0
+        if statistics and isinstance(self.head, ExactHead):
+            update = exact.summed(update, update.tensors[exact.SUM].shape[1])
+            unit = exact.unit(self.head, self.stream.image_shape)
+        classes = tuple(instruction.class_totals)
+        question = Question(instruction.state, classes, self.layout, unit)
+        clip = self.privacy.clip_of(statistics)
+        steps = clipped(question.asked(update), clip)
+        if self.privacy.at == "client" and self.privacy.noise:
+            steps = noised(steps, self.privacy.noise * clip, secrets.randbits(56))
+        return question.answer(steps, update, self.privacy.announced(classes))
 
     def _instruction(self, payload: bytes) -> tuple[FitInstruction, str]:
         """Instruction and digest, read once for all clients that were sent the same bytes."""
@@ -76,6 +95,8 @@ class ClientRunner:
         data = self.stream.at(instruction.round, client, self.local.batch_size)
         remembered, replay = State.from_bytes(private) if private else None, self.method.replay
         images = replay.images(data.images, remembered) if replay else data.images
+        if instruction.exchange == gaussian.EXCHANGE:
+            images = images.of(tuple(self.privacy.enough(images.counts())))
         if not (held := tuple(images.counts())):
             raise ClientFailed("has no data this round")
         begun = replace(instruction, state=self.method.begins(instruction.state, remembered))

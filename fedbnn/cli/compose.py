@@ -18,6 +18,7 @@ from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
+from fedbnn.defense.privacy import Privacy
 from fedbnn.evaluation.evaluate import Evaluation
 from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
@@ -76,6 +77,7 @@ SCHEMA: Schema = {
     ),
     "evaluate": Section(Evaluation),
     "gate": Section(Gate),
+    "privacy": Section(Privacy),
     "federation": Section(Late),
     "ledger": Section(Retention),
     "track": Section(Tracked),
@@ -106,6 +108,7 @@ def compose(
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
         engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
         gate=parsed.build("gate"),
+        privacy=parsed.build("privacy"),
         late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
@@ -132,7 +135,7 @@ def _parts(parsed: Parsed) -> Parts:
 def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
     """The client's side, with these parts."""
     local, trainer = parsed.build("client"), parsed.build("trainer")
-    return ClientRunner(*parts, local, trainer, parsed["seed"])
+    return ClientRunner(*parts, local, trainer, parsed["seed"], parsed.build("privacy"))
 
 
 def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     AtLeastOne = float
     Share = float
     UnitInterval = float
+    OpenUnitInterval = float
     Momentum = float
     Count = int
     NonNegativeCount = int
@@ -39,6 +40,7 @@ else:
     Share = _number("Share", (">", 0), ("<=", 1))
     Momentum = _number("Momentum", (">=", 0), ("<", 1))
     UnitInterval = typing.ClosedUnitInterval
+    OpenUnitInterval = typing.OpenUnitInterval
     Count = typing.PositiveInt
     NonNegativeCount = typing.NonNegativeInt
     Side = typing.restricted_number_type("Side", int, (">=", 4))

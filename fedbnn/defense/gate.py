@@ -15,8 +15,8 @@ from math import ceil, isfinite
 import torch
 from torch import Tensor
 
-from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive
-from fedbnn.defense import robust
+from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive, UnitInterval
+from fedbnn.defense import robust, rules
 from fedbnn.defense.moves import Moves, moves_of_points
 from fedbnn.errors import FederationError
 from fedbnn.heads.checks import Apart
@@ -39,6 +39,9 @@ class Gate:
         influence_cap: how far one client may move the fold and still count in full, measured by the
             error of the fold without it; at twice that it is refused. 1.7 holds one forger within
             twice the honest error (formulas: fedbnn/defense/robust.py). null trusts everybody.
+        robust: who counts: by `influence`, or by a rule of the literature instead, for weights and
+            statistics (formulas: fedbnn/defense/rules.py).
+        forgers: the share of clients that rules of the literature take to lie.
         quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of
             clients above 1.
         deadline_seconds: how long one client may take; null waits for ever.
@@ -47,6 +50,8 @@ class Gate:
 
     max_megabytes: Positive = 512.0
     influence_cap: AtLeastOne | None = 1.7
+    robust: rules.Rule = "influence"
+    forgers: UnitInterval = 0.2
     quorum: Positive = 0.5
     deadline_seconds: Positive | None = 3600.0
     keep_rejected: NonNegativeCount = 20
@@ -68,6 +73,9 @@ class ExpectedUpdate:
     `kept` gives the tensors of what a client may keep for itself, given that and the images it
     announced; where a memory of images changes in between, it `forgets` some of these. With
     `receipts` the digest of it does, where the client keeps the thing at a site of its own.
+    `centred` gives an update in numbers of which the middle can be taken (and back, with +1), where
+    there are such; `rows` says whether its prototypes have a row for each class it holds.
+    `private` gives what may be known of private clients in place of what they sent.
     """
 
     run: str
@@ -83,6 +91,9 @@ class ExpectedUpdate:
     kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
     forgets: bool = False
     receipts: bool = True
+    centred: Callable[[Update, int], Update] | None = None
+    rows: bool = True
+    private: Callable[[Sequence[Update]], Iterator[Update]] | None = None
 
 
 @dataclass
@@ -184,7 +195,9 @@ class Candidates:
     def close(self) -> None:
         """Compare the accepted, refuse those that stand too far out, insist on the quorum."""
         self.trust = dict.fromkeys(sorted(self._accepted), 1.0)
-        if self.gate.influence_cap is not None:
+        if self.gate.robust != "influence":
+            self._choose(self._distances())
+        elif self.gate.influence_cap is not None:
             self._compare(self._distances(), self.gate.influence_cap)
         asked = len(self.call.sample_counts)
         needed = self.gate.needed(asked)
@@ -246,6 +259,16 @@ class Candidates:
                 reason = f"influence {pull:.3g} times the error of the others, the cap is {cap:g}"
                 self._expel(client, reason)
 
+    @property
+    def _by_coordinate(self) -> bool:
+        return self.gate.robust in rules.BY_COORDINATE and self.call.centred is not None
+
+    def _choose(self, squares: Tensor) -> None:
+        """Trust by a rule of the literature, where it is one of clients."""
+        if self.trust and not self._by_coordinate:
+            found = rules.trusts(self.gate.robust, squares, self.gate.forgers)
+            self.trust = dict(zip(self.trust, found, strict=True))
+
     def _expel(self, client: int, reason: str) -> None:
         self.refuse(client, self.spool[client], reason)
         self.spool.drop(client)
@@ -261,7 +284,21 @@ class Candidates:
         return {"move": float(f"{moves.whole:.4g}"), "clients": entries}
 
     def __iter__(self) -> Iterator[tuple[Update, float]]:
-        return ((self._accepted[client], trust) for client, trust in self.trust.items())
+        chosen = [client for client, trust in self.trust.items() if trust]
+        updates = [self._accepted[client] for client in chosen]
+        if self.call.private is not None:
+            return ((update, 1.0) for update in self.call.private(updates))
+        if self._by_coordinate:
+            updates = self._agreed(updates)
+        return zip(updates, [self.trust[client] for client in chosen], strict=True)
+
+    def _agreed(self, updates: Sequence[Update]) -> list[Update]:
+        """Every update with the numbers that all agree on."""
+        assert self.call.centred is not None
+        centred = [self.call.centred(update, -1) for update in updates]
+        left_out = rules.cut(self.gate.robust, self.gate.forgers)
+        found = rules.agreed(centred, self.call.rows, left_out)
+        return [self.call.centred(update, 1) for update in found]
 
 
 def _addressed(update: Update, call: ExpectedUpdate) -> None:

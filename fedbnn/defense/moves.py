@@ -55,6 +55,7 @@ def moves_of_means(before: State, after: State, updates: Sequence[tuple[Update, 
     for update, trust in updates:
         index, images = after.index(update.classes), class_counts(update)[:, None]
         [sums] = (update.tensors[name].double() for name in SUMS if name in update.tensors)
+        sums = sums[:, -start.shape[1] :]  # of several backbones the last is that of now
         pull = trust * (sums - images * start[index]) / count[index, None].clamp_min(1e-300)
         parts[update.client] = float(pull.norm())
         met[index] = True

@@ -12,14 +12,16 @@ from torch import nn
 from fedbnn import export
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config import yaml
+from fedbnn.defense.budget import Budget
 from fedbnn.defense.gate import Gate
+from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import results
 from fedbnn.evaluation.evaluate import Evaluation, Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
-from fedbnn.heads import Head
+from fedbnn.heads import ExactHead, Head
 from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
@@ -64,6 +66,7 @@ class Experiment:
     initial: State
     engine: Engine
     gate: Gate
+    privacy: Privacy
     late: Late
     evaluation: Evaluation
     track: Track
@@ -155,7 +158,16 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.
     rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
     beside = ledger, rejected, Evaluator(*judged, seed), watchers, made.late
-    return server.Federation(f"{config['name']}-{seed}", *parts, *beside)
+    account = budget(made, ledger)
+    named = f"{config['name']}-{seed}"
+    return server.Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
+
+
+def budget(made: Experiment, ledger: Ledger) -> Budget | None:
+    """The account of a run whose clients are private: what a round asks each of them."""
+    questions = made.method.trains + isinstance(made.head, ExactHead)
+    who = made.stream.participants
+    return Budget(made.privacy, ledger.root, who, questions) if made.privacy.on else None
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:

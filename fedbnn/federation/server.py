@@ -11,19 +11,24 @@ from typing import Any
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
+from fedbnn.defense import privacy
+from fedbnn.defense.budget import Budget
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate, Spec
 from fedbnn.defense.moves import Moves, moves_of_means
+from fedbnn.defense.privacy import Privacy, Protection, Question
 from fedbnn.errors import ConfigError, NumericalError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead
-from fedbnn.heads.exact import ExactAggregator, width
+from fedbnn.heads.exact import ExactAggregator, SumsAggregator, unit, width
+from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult, Refused, read_update
+from fedbnn.messages import FitInstruction, FitResult, Refused, Update, read_update
 from fedbnn.methods import Method
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.base import Consolidation
+from fedbnn.methods.fedbnn import FactorAggregator
 from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected, Spool
 from fedbnn.storage.ledger import Ledger
@@ -39,7 +44,8 @@ Exchange = Aggregator | StatisticsAggregator | ExactAggregator
 class Federation:
     """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round.
 
-    `asked` has the digest of every instruction to train that was sent, by round.
+    `asked` has the digest of every instruction to train that was sent, by round; `budget` is the
+    account of a run whose clients are private.
     """
 
     run: str
@@ -55,8 +61,14 @@ class Federation:
     watchers: Sequence[Watcher]
     late: Late = field(default_factory=Late)
     asked: dict[int, str] = field(default_factory=dict)
+    privacy: Privacy = field(default_factory=Privacy)
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
+        privacy.check(self.privacy, self.gate, self.method, self.head, self.layout)
+        if self.privacy.on and self.late.late == "fold":
+            what, fix = "a late answer would be counted twice", "set federation.late: refuse"
+            raise ConfigError(what, "privacy", fix)
         if self.late.late == "fold":
             late.only_factors(self.method)
         _fitting(self.method, self.head, moves=bool(self.layout.size))
@@ -109,7 +121,9 @@ class RoundStats:
         """Count what came through the gate in one exchange, and what did not."""
         self.audit[candidates.call.exchange] = candidates.audited(moves)
         on_time = candidates.trust.keys() - candidates.late
-        self.counts = {one: self.counts[one] for one in sorted(on_time) if one in self.counts}
+        spared = self.counts.keys() - candidates.call.sample_counts
+        counted = sorted((on_time | spared) & self.counts.keys())
+        self.counts = {client: self.counts[client] for client in counted}
         self.bytes_up[candidates.call.exchange] = candidates.bytes_up
         self.failed |= candidates.failed
         self.refused |= candidates.refused
@@ -157,6 +171,8 @@ def run(federation: Federation, initial: State) -> State:
 def play(federation: Federation, state: State, number: int) -> State:
     """One round: train, fold, evaluate, commit. After the commit a crash loses nothing."""
     began, used, clients = perf_counter(), process_time(), federation.stream.participants(number)
+    if federation.budget is not None:
+        federation.budget.begin(number)
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
     asked = [client for client in clients if client not in federation.ledger.late(number)]
@@ -183,7 +199,15 @@ def play(federation: Federation, state: State, number: int) -> State:
 
 
 def sample_counts(federation: Federation, number: int, clients: Sequence[int]) -> SampleCounts:
-    """Images by class of every participant; in the privacy mode only how many there are."""
+    """Images by class of every participant, or only how many where prototypes stay with them.
+
+    Of private clients the same for all: the classes are those of the tasks of the round.
+    """
+    if federation.privacy.on:
+        tasks = zip(federation.stream.tasks, federation.stream.shares(number), strict=True)
+        classes = sorted({name for task, share in tasks if share for name in task.classes})
+        held = classes if federation.method.shares_prototypes else ()
+        return dict.fromkeys(clients, federation.privacy.announced(held))
     counts = {client: _held(federation, number, client) for client in clients}
     if federation.method.shares_prototypes:
         return counts
@@ -208,13 +232,15 @@ def exchanges(
     """
     method, head = federation.method, federation.head
     if method.trains:
-        yield method.aggregator(started)
+        training = method.aggregator(started)
+        yield _noisy(training) if federation.privacy.on else training
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
     if isinstance(head, GaussianHead):
         yield StatisticsAggregator(head, before)
     if isinstance(head, ExactHead):
-        yield ExactAggregator(head, width(head, before))
+        sums = SumsAggregator if federation.privacy.on else ExactAggregator
+        yield sums(head, width(head, before))
 
 
 def _more(federation: Federation, number: int) -> SampleCounts:
@@ -223,6 +249,13 @@ def _more(federation: Federation, number: int) -> SampleCounts:
     wanted = head.clients_per_round if isinstance(head, GaussianHead) else None
     more = federation.stream.more_participants(number, wanted) if wanted else ()
     return sample_counts(federation, number, more)
+
+
+def _noisy(aggregator: Aggregator) -> Aggregator:
+    """The same, ready for sums with noise."""
+    if not isinstance(aggregator, FactorAggregator):
+        return aggregator
+    return replace(aggregator, rule=replace(aggregator.rule, noisy=True))
 
 
 def _due(federation: Federation, number: int) -> Consolidation | None:
@@ -238,20 +271,25 @@ def exchange(
     this, counts = (federation.run, stats.round, aggregator.exchange), stats.counts
     if isinstance(aggregator, StatisticsAggregator):
         counts = {**counts, **stats.more}
+    whole, counts = totals(counts), _asked(federation, aggregator, counts)
+    if not counts:
+        return state
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
-        payload = FitInstruction(*this, sent, *totals(counts)).to_bytes()
+        payload = FitInstruction(*this, sent, *whole).to_bytes()
         stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
         call = ExpectedUpdate(
             *(*this, content_digest(payload), counts),
             expected=partial(aggregator.expected, state),
-            defect=partial(aggregator.defect, state),
+            defect=_defect(federation, aggregator, state),
             influence=partial(aggregator.influence, state),
             known=partial(aggregator.known, state),
             apart=partial(aggregator.apart, state),
             kept=partial(_kept, federation, state),
             receipts=not federation.method.server_reads,
             forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
+            **_in_numbers(aggregator, state),
+            private=_protection(federation, aggregator, state, counts, stats.round),
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
@@ -261,10 +299,34 @@ def exchange(
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
         moves = _moves(aggregator, state, folded, candidates)
-    for client in set(privates) - set(candidates.trust):
+    for client in set(privates) & set(counts) - set(candidates.trust):
         privates.drop(client)
     stats.add(candidates, moves)
     return folded
+
+
+def _asked(federation: Federation, aggregator: Exchange, counts: SampleCounts) -> SampleCounts:
+    """Whom an exchange asks about which images; of statistics not about classes with too few."""
+    if aggregator.exchange != STATISTICS or federation.privacy.on:
+        return counts
+    enough = {client: federation.privacy.enough(held) for client, held in counts.items()}
+    return {client: held for client, held in enough.items() if held}
+
+
+def _defect(
+    federation: Federation, aggregator: Exchange, state: State
+) -> Callable[[Update], str | None]:
+    """Why an update cannot be folded; noise of its own makes anything possible."""
+    if federation.privacy.on and federation.privacy.at == "client":
+        return lambda _update: None
+    return partial(aggregator.defect, state)
+
+
+def _in_numbers(aggregator: Exchange, state: State) -> dict[str, Any]:
+    """How rules that go by number read an update; class statistics are judged by client alone."""
+    if not isinstance(aggregator, Aggregator):
+        return {}
+    return {"centred": partial(aggregator.centred, state), "rows": aggregator.shares_prototypes}
 
 
 def _kept(
@@ -349,6 +411,21 @@ def _moves(aggregator: Exchange, before: State, after: State, candidates: Candid
     return moves_of_means(before, after, [*candidates])
 
 
+def _protection(
+    federation: Federation, aggregator: Exchange, state: State, counts: SampleCounts, round: int
+) -> Protection | None:
+    """What is folded of private clients in place of what they sent."""
+    settings, same = federation.privacy, next(iter(counts.values()))
+    if not settings.on:
+        return None
+    head, statistics = federation.head, aggregator.exchange == STATISTICS
+    length = unit(head, federation.stream.image_shape) if isinstance(head, ExactHead) else 1.0
+    classes = tuple(name for name in same if name)
+    question = Question(state, classes, federation.layout, length)
+    seed = federation.budget.seed(round, aggregator.exchange) if federation.budget else 0
+    return Protection(settings, question, tuple(sorted(counts)), same, statistics, seed)
+
+
 def _finite(state: State, number: int) -> State:
     """The state, if every number in it is one."""
     for name, tensor in state.tensors.items():
@@ -370,7 +447,8 @@ def _record(federation: Federation, clients: Sequence[int], stats: RoundStats) -
         "bytes_up": stats.bytes_up,
         "bytes_down": stats.bytes_down,
         "seconds": stats.seconds,
-        "train": stats.trained(),
+        "train": {} if federation.privacy.on else stats.trained(),
         "load": stats.load,
         "audit": stats.audit,
+        **({"privacy": federation.budget.record(stats.round)} if federation.budget else {}),
     }

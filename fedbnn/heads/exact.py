@@ -171,6 +171,39 @@ class ExactAggregator:
         return ExactFold(self, state)
 
 
+class SumsAggregator(ExactAggregator):
+    """The same with sums of their own for counts and moments: what may be clipped and noised."""
+
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Counts, sums by class, and the triangle of the second moment."""
+        rows = len(counts)
+        shapes = {COUNT: (rows,), SUM: (rows, self.width), MOMENT: (length(self.width, self.width),)}
+        return {name: (shape, torch.float32) for name, shape in shapes.items()}
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """None: it may be noise, and how far it counts is limited by its length."""
+        return None
+
+    def fold(self, state: State) -> "SumsFold":
+        """Sums."""
+        return SumsFold(self, state)
+
+
+def summed(update: Update, width: int) -> Update:
+    """A client's statistics as sums: n_c, s_c and R^T R."""
+    upper = unpacked(update.tensors["exact.factor"], update.samples, width).double()
+    found = {COUNT: class_counts(update), SUM: update.tensors[SUM]}
+    return replace(update, tensors={**found, MOMENT: triangle(upper.T @ upper)})
+
+
+def unit(head: ExactHead, shape: tuple[int, int, int]) -> float:
+    """How long features are, without any data: those of an image of noise."""
+    if head.features == "backbone":
+        return 1.0
+    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    return float(RandomConv(head.filters, head.mirror, head.seed)(noise).norm())
+
+
 class ExactFold:
     """Adds the statistics of clients to those there are."""
 
@@ -205,3 +238,19 @@ class ExactFold:
         found = replace(found, mean=torch.cat([found.mean, unmet]), count=everybody)
         rows = Discriminant.of(found, torch.arange(len(everybody)), head).rows()
         return state.having({ROWS: rows})
+
+
+class SumsFold(ExactFold):
+    """Adds sums that may be noisy; a class that was asked for has at least one image."""
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Add a client's sums."""
+        index = self.state.index(update.classes)
+        self.count[index] += trust * update.tensors[COUNT].double()
+        self.sum[index] += trust * update.tensors[SUM].double()
+        self.moment += trust * square(update.tensors[MOMENT].double(), self.aggregator.width)
+
+    def close(self) -> State:
+        """As ever."""
+        self.count = torch.where(self.count != 0, self.count.clamp_min(1.0), self.count)
+        return super().close()

@@ -176,6 +176,10 @@ class Aggregator:
         """How far from the others what has its own units stands, in units of the limit."""
         return apart_in_buffers(state, updates) if BUFFERS in self.names else {}
 
+    def centred(self, state: State, update: Update, sign: int) -> Update:
+        """An update in numbers of which the middle can be taken (-1), and back (+1)."""
+        return update
+
     def fold(self, state: State) -> Fold:
         """The accumulator of this exchange."""
         return PointFold(state, self.step, self.names)

@@ -32,7 +32,7 @@ noise is all there is, the mean of precisions still grows (Jensen).
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -213,6 +213,18 @@ class FactorAggregator(Aggregator):
         scales = state["prototypes.scale"][state.index(update.classes)]
         return {"prototypes.precision": scales.square().reciprocal_().norm(dim=1).tolist()}
 
+    def centred(self, state: State, update: Update, sign: int) -> Update:
+        """Information about the prior mean, de - dL m_0 (-1), and back (+1); in float64."""
+        tensors, index = dict(update.tensors), state.index(update.classes)
+        priors = {"backbone": state["backbone"]}
+        if "prototypes.info" in tensors:
+            priors["prototypes"] = state["prototypes"][index]
+        for site, loc in priors.items():
+            factor = factor_of(update, site)
+            info = factor.info.double() + sign * factor.precision.double() * loc
+            tensors[f"{site}.info"] = info
+        return replace(update, tensors=tensors)
+
     def fold(self, state: State) -> Fold:
         """The rule chosen."""
         return PosteriorFold(state, self.rule, self.step.lr)
@@ -257,18 +269,21 @@ def _apart_in_rows(state: State, updates: Sequence[Update]) -> Apart:
 
 @dataclass(frozen=True)
 class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; beyond p = 1 half of every precision stays.
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+
+    That binds beyond p = 1, and where the sums are `noisy`.
 
     q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1. Every
     rule is two running sums: what to add for one client, and what the sums mean.
     """
 
     server_lr: float = 1.0
+    noisy: bool = False
 
     @property
     def floor(self) -> float:
         """The part of each precision that stays, whatever the factors say."""
-        return 0.5 if self.server_lr > 1 else 0.0
+        return 0.5 if self.server_lr > 1 or self.noisy else 0.0
 
     def weight(self, samples: Tensor) -> Tensor:
         """Clients count by their images, n_k."""

@@ -161,7 +161,9 @@ def _facts(record: Record) -> str:
     train = record.get("train") or {}
     loss = ", ".join(f"{name} {train[name]:.3g}" for name in train)
     lost = f"{len(trust)} down-weighted: {less}" if less else ""
-    return "  ".join(filter(None, (f"now {both}" if both else "", loss, lost)))
+    spent = (record.get("privacy") or {}).get("epsilon")
+    private = f"epsilon {spent:.3g}" if spent is not None else ""
+    return "  ".join(filter(None, (f"now {both}" if both else "", loss, private, lost)))
 
 
 def _incidents(record: Record) -> list[str]:

@@ -71,7 +71,7 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
         weights, buffers = layout.read(backbone)
         rows = prototypes.empty(backbone.width) if method.shares_prototypes else {}
         head, settled = parts.get("head", LinearHead()), (local, trainer or {}, seed)
-        work = ClientRunner(stream, backbone, layout, method, head, *settled)
+        work = ClientRunner(stream, backbone, layout, method, head, *settled, parts.get("privacy"))
         ledgers.append(Ledger(tmp_path / f"run{len(ledgers)}"))
         settings = {
             "run": "test",

@@ -127,6 +127,7 @@ def judged(
         defect=lambda update: method.aggregator(state).defect(state, update),
         influence=lambda update: method.aggregator(state).influence(state, update),
         known=lambda update: method.aggregator(state).known(state, update),
+        centred=lambda update, sign: method.aggregator(state).centred(state, update, sign),
     )
     candidates = Candidates(
         gate, call, Spool(directory / "spool"), Rejected(directory / "rejected", most=0)

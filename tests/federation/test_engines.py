@@ -201,12 +201,34 @@ def test_there_is_at_least_one_worker() -> None:
         parser.parse_args(["--engine.workers", "0"])
 
 
-def test_workers_see_no_api_key_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "canary")
+SECRETS = {
+    **dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "AWS_SESSION_TOKEN", "AWS_PROFILE"), "canary"),
+    **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "PGPASSWORD", "my_secret"), "canary"),
+    **dict.fromkeys(("SSH_AUTH_SOCK", "NETRC_COOKIE", "AZURE_CLIENT_ID"), "canary"),
+    "HTTPS_PROXY": "http://user:canary@proxy:3128",
+    "CERTIFICATE": "-----BEGIN EC PRIVATE canary",
+}
+HARMLESS = {"LD_LIBRARY_PATH": "/lib/canary", "HTTP_PROXY": "http://canary:3128", "LANG": "canary"}
+
+
+def test_workers_see_no_secret_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SECRETS, **HARMLESS}.items():
+        monkeypatch.setenv(name, value)
     found = environment()
-    assert "canary" not in found.values()
+    assert {name for name, value in found.items() if "canary" in value} == {*HARMLESS}
     assert found["OMP_NUM_THREADS"] == "1"
     assert os.environ["WANDB_API_KEY"] == "canary"
+
+
+def test_a_worker_process_really_has_none(monkeypatch: pytest.MonkeyPatch, log: Path) -> None:
+    """What the kernel says of the process, not what we meant to give it."""
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    with closing(ProcessEngine(f"{ENTRY}trouble", TROUBLE, workers=1, log=log)) as engine:
+        assert reasons(engine, [0]) == {0: None}
+        seen = Path(f"/proc/{engine._peers[0]._process.pid}/environ").read_bytes()
+    assert b"PYTHONPATH=" in seen
+    assert b"canary" not in seen
 
 
 PARENT = """

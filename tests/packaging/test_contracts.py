@@ -16,6 +16,7 @@ BREACHES = {
         ("import fedbnn.cli.main", "only the command line imports the commands"),
         ("import wandb", "wandb has one door"),
         ("import flwr", "flwr has one door"),
+        ("import opacus", "opacus has one door"),
         ("from torchvision import datasets", "torchvision has one door"),
         ("import pyro.distributions", "pyro has one door"),
         ("def f():\n    import pytorch_lightning", "fedbnn does without pytorch_lightning"),

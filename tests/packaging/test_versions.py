@@ -23,7 +23,8 @@ LINES = [
 ]
 PINNED = {canonicalize_name(line.split("==")[0]): Version(line.split("==")[1]) for line in LINES}
 REQUIRED = [
-    Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["flower"]]
+    Requirement(text)
+    for text in [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
 ]
 
 

@@ -9,6 +9,7 @@ serves, nothing else.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -35,6 +36,8 @@ START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
 MAX_HEAD = 2**16
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
+SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|^(AWS|AZURE|GOOGLE|GCP)_")
+SECRET_VALUE = re.compile("://[^/@]+:[^/@]+@|-----BEGIN ")
 
 
 class Gone(Exception):
@@ -258,11 +261,16 @@ def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | No
 
 
 def environment() -> dict[str, str]:
-    """The parent's, with one thread each and the same import path, without any API key.
+    """The parent's, with one thread each and the same import path, without any secret.
 
     What a worker prints is in the log at once, not when the worker ends.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+    kept = {name: value for name, value in os.environ.items() if not secret(name, value)}
     single = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONUNBUFFERED"), "1")
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)
     return {**kept, **single, "PYTHONPATH": path}
+
+
+def secret(name: str, value: str) -> bool:
+    """Whether a variable is a key, a token or a password by its name, or an address with one."""
+    return bool(SECRET_NAME.search(name.upper()) or SECRET_VALUE.search(value))
