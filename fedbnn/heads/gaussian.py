@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.devices import CPU, visiting
 from fedbnn.heads import GaussianHead, checks
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
@@ -116,15 +117,21 @@ def without_posteriors(state: State) -> State:
     return state.only(*kept)
 
 
-def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet) -> Tensors:
+def measure(
+    backbone: nn.Module,
+    layout: Layout,
+    state: State,
+    images: ImageSet,
+    device: torch.device = CPU,
+) -> Tensors:
     """A client's statistics: features under the old and the new backbone, no augmentation."""
     classes = tuple(images.counts())
     labels = images.among(classes).labels
     layout.write(backbone, state["backbone.before"], state["buffers.before"])
-    old = features(backbone, images).double()
+    old = features(backbone, images, device).double()
     old = torch.cat([old, torch.ones(len(old), 1, dtype=old.dtype)], 1)
     layout.write(backbone, state["backbone"], state["buffers"])
-    new = features(backbone, images).double()
+    new = features(backbone, images, device).double()
     found = {
         "sum": torch.zeros(len(classes), new.shape[1], dtype=new.dtype).index_add_(0, labels, new),
         "moment": triangle(new.T @ new),
@@ -134,12 +141,13 @@ def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet)
     return {f"posteriors.{name}": value.float() for name, value in found.items()}
 
 
-def features(backbone: nn.Module, images: ImageSet) -> Tensor:
+def features(backbone: nn.Module, images: ImageSet, device: torch.device = CPU) -> Tensor:
     """Features of images without augmentation, in eval mode; the backbone is left as it was."""
     training = backbone.training
     backbone.eval()
-    with torch.inference_mode():
-        found = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
+    with visiting(backbone, device), torch.inference_mode():
+        seen = [backbone(one.to(device)) for one, _ in images.loader(BATCH, shuffle=False)]
+        found = torch.cat(seen).cpu()
     backbone.train(training)
     return found
 
