@@ -51,6 +51,7 @@ _LEAN: Mapping[str, Any] = {
     "num_sanity_val_steps": 0,
 }
 _FORK = "ddp_fork"
+_REFUSED = (MisconfigurationException, TypeError, ValueError, RuntimeError, ImportError)
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
@@ -99,7 +100,7 @@ class ClientTrainer:
         """The Trainer of one epoch, if these options make one."""
         try:
             return self._made(1)
-        except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
+        except _REFUSED as error:
             what = f"Lightning refuses this: {' '.join(str(error).split())}"
             fix = "trainer.accelerator: auto, with one device, takes what there is"
             raise ConfigError(what, "trainer", fix) from error
