@@ -149,7 +149,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Mock 4090")
 
 
-@pytest.mark.parametrize("options", [{}, {"accelerator": "gpu"}, {"precision": "16-mixed"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"accelerator": "gpu"}, {"precision": "16-mixed"}], ids=str
+)
 def test_of_two_gpus_a_client_takes_one(two_gpus: None, options: dict[str, Any]) -> None:
     trainer = ClientTrainer(options)
     assert trainer._made(1).strategy.launcher is None
@@ -189,7 +191,8 @@ def test_what_a_strategy_builds_is_looked_at_and_not_its_name(
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"), [(None, ["0", "1"]), ("4,7", ["4", "7"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])]
+    ("visible", "names"),
+    [(None, ["0", "1"]), ("4,7", ["4", "7"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
 )
 def test_workers_take_gpus_in_turn(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
