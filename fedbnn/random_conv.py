@@ -55,7 +55,8 @@ class RandomConv:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Features of a batch."""
-        return torch.cat([self._features(some) for some in images.split(BATCH)])
+        few = BATCH if images.device.type == "cpu" else len(images)
+        return torch.cat([self._features(some) for some in images.split(few)])
 
     def _features(self, images: Tensor) -> Tensor:
         """Of few images: those as they are, and in the mirror."""
@@ -67,7 +68,7 @@ class RandomConv:
         """The root of the mean response in each field."""
         channels, side = images.shape[1], min(images.shape[2:])
         size, stride = min(SIZE, side // 2), max(1, side // PLACES)
-        bank = gabor_filters(self.filters, channels, size, self.seed).to(images)
+        bank = _bank(self.filters, channels, size, self.seed, images.device, images.dtype)
         images = images.contiguous(memory_format=torch.channels_last)
         answers = functional.conv2d(images, bank, stride=stride)
         heard = answers.mul_(_contrast(images, size, stride)).sub_(THRESHOLD).relu_()
@@ -81,6 +82,14 @@ def _contrast(images: Tensor, size: int, stride: int) -> Tensor:
         for power in (images, images.square())
     )
     return (square - mean.square()).clamp_min_(0).add_(NOISE).rsqrt_()
+
+
+@lru_cache(8)
+def _bank(
+    count: int, channels: int, size: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The filters where images are, taken there once."""
+    return gabor_filters(count, channels, size, seed).to(device, dtype)
 
 
 @lru_cache(8)

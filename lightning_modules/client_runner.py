@@ -134,10 +134,11 @@ class ClientRunner:
     def _statistics(self, state: State, images: ImageSet) -> dict[str, Tensor]:
         """What the head wants to know of the images."""
         if not isinstance(self.head, ExactHead):
-            return gaussian.measure(self.backbone, self.layout, state, images)
+            parts = self.backbone, self.layout, state, images
+            return gaussian.measure(*parts, self.trainer.device)
         if "backbone" in state:
             self.layout.write(self.backbone, state["backbone"], state["buffers"])
-        return exact.measure(self.head, self.backbone, images)
+        return exact.measure(self.head, self.backbone, images, self.trainer.device)
 
     def _assembled(self, assignment: Assignment) -> Assembly:
         """The backbone it was sent put in place, and the prototypes of the client's classifier."""

@@ -13,6 +13,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
+from fedbnn.devices import CPU, described
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
 
@@ -41,15 +42,16 @@ class LocalTraining:
 
 
 _LEAN: Mapping[str, Any] = {
-    "accelerator": "cpu",
+    "accelerator": "auto",
+    "devices": 1,
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-_RESTARTING = ("ddp", "ddp_spawn", "fsdp", "deepspeed")
-"""Strategies that start the script again, or send the network to a fresh process."""
+_FORK = "ddp_fork"
+_REFUSED = (MisconfigurationException, TypeError, ValueError, RuntimeError, ImportError)
 _CHATTER = (
     ".*does not have many workers.*",
     ".*number of training batches.*",
@@ -64,25 +66,44 @@ class ClientTrainer:
     """Fits one module after the other; `options` are Lightning's own, given to every Trainer.
 
     Loggers and callbacks see the fits of all clients of the process. Several devices fork from it:
-    restarting the script would play every round twice.
+    restarting the script would play every round twice. `device` is where the rest of a client's
+    work is done, and evaluation: that of the fit, or the CPU where fits fork, since nobody can fork
+    after having used CUDA.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        if options.get("strategy") in _RESTARTING:
-            fix = "use ddp_fork (or leave it out: several devices take it by themselves)"
-            what = f"a client cannot train with strategy {options['strategy']}"
-            raise ConfigError(what, "trainer.strategy", fix)
-        alone = options.get("devices", 1) in (1, "1", "auto")
         given = [options.get(name) or [] for name in ("logger", "callbacks")]
         self._listeners = [x for one in given for x in (one if isinstance(one, list) else [one])]
         self._unused: dict[int, pl.Trainer] = {}
-        self._options = {**_LEAN, **({} if alone else {"strategy": "ddp_fork"}), **options}
+        self._options = {**_LEAN, **options}
         logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+        if _restarts(self._first()) and "strategy" not in options:
+            self._options["strategy"], self._unused = _FORK, {}
+        if _restarts(trainer := self._first()):
+            fix = f"use {_FORK} (or leave it out: several devices take it by themselves)"
+            what = f"a client cannot train with strategy {options['strategy']}"
+            raise ConfigError(what, "trainer.strategy", fix)
+        self.forks = trainer.strategy.launcher is not None
+        self.device = CPU if self.forks else trainer.strategy.root_device
+        self.pinnable = self.device.type == "cuda" and self._options["devices"] in (1, "1")
+
+    @property
+    def described(self) -> str:
+        """Where clients train, in words."""
+        if not self.forks:
+            return described(self.device)
+        trainer = self._unused[1]
+        kind = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+        return f"{trainer.num_devices} x {kind}, forked for every fit; evaluation on the CPU"
+
+    def _first(self) -> pl.Trainer:
+        """The Trainer of one epoch, if these options make one."""
         try:
-            self._made(1)
-        except (MisconfigurationException, TypeError, ValueError) as error:
-            what = " ".join(str(error).split())
-            raise ConfigError(f"Lightning refuses this: {what}", "trainer") from error
+            return self._made(1)
+        except _REFUSED as error:
+            what = f"Lightning refuses this: {' '.join(str(error).split())}"
+            fix = "trainer.accelerator: auto, with one device, takes what there is"
+            raise ConfigError(what, "trainer", fix) from error
 
     def _made(self, epochs: int) -> pl.Trainer:
         """A fresh Trainer: a copy of one that is never used, but for the user's own objects.
@@ -113,6 +134,12 @@ class ClientTrainer:
             trainer.strategy.optimizers = []
             if trainer.precision != "32-true":
                 module.float()
+
+
+def _restarts(trainer: pl.Trainer) -> bool:
+    """Whether a fit starts the script again, or sends the network to a fresh process."""
+    launcher = trainer.strategy.launcher
+    return launcher is not None and not launcher.is_interactive_compatible
 
 
 @contextmanager

@@ -55,8 +55,8 @@ class Meter:
         if not self.batches:
             return 0.0
         images, terms = zip(*self.batches, strict=True)
-        table = torch.stack(terms).double()
-        share = torch.tensor(images, dtype=table.dtype, device=table.device) / sum(images)
+        table = torch.stack(terms).cpu().double()
+        share = torch.tensor(images, dtype=table.dtype) / sum(images)
         worst, *means = torch.cat([table[:, :1].abs().amax(0), share @ table]).tolist()
         self.batches, self.train = [], dict(zip(TERMS, means, strict=False))
         return worst
@@ -160,6 +160,10 @@ class PointClient(ClientModule):
         self.distillation = distillation
         self.kind = method.optimizer or local.optimizer
         self.momentum = 0.0 if method.optimizer else local.momentum
+
+    def on_train_start(self) -> None:
+        """What the method holds follows the weights to their device."""
+        self.terms.to(self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy and the method's own terms, and what distillation adds."""

@@ -12,6 +12,7 @@ from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
+from fedbnn.devices import CPU, visiting
 from fedbnn.messages import FitInstruction
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.seeds import forked
@@ -52,6 +53,10 @@ class SVIClient(ClientModule):
         guide.swap(start.guide_loc, start.scale)
         self.elbo = ClosedFormELBO(kl_weight)(model, guide)
         self.method, self.local = method, local
+
+    def on_train_start(self) -> None:
+        """The weights of the KL follow the guide to its device."""
+        self.elbo.elbo.kl_weight = self.elbo.elbo.kl_weight.to(self.device)
 
     def objective(self, images: Tensor, labels: Tensor) -> Tensor:
         """The negative ELBO per image."""
@@ -96,14 +101,21 @@ def kl_weights(
 
 
 def posterior_of(
-    model: BayesianModel, guide: MeanFieldGuide, prior: Gaussian, images: Tensor, kl_weight: Tensor
+    model: BayesianModel,
+    guide: MeanFieldGuide,
+    prior: Gaussian,
+    images: Tensor,
+    kl_weight: Tensor,
+    device: torch.device = CPU,
 ) -> Gaussian:
     """q_k: the means trained, and scales learned beside them or what the curvature says."""
     loc = guide.loc.detach()
     if guide.log_scale is not None:
         return Gaussian.from_moments(loc, guide.log_scale.detach().exp())
     model.network.eval()
-    return informed(prior, loc, fisher(model, loc, images), kl_weight)
+    with visiting(model, device):
+        curvature = fisher(model, loc.to(device), images.to(device)).cpu()
+    return informed(prior, loc, curvature, kl_weight)
 
 
 def _shown(fit: Fit) -> Tensor:
@@ -136,7 +148,8 @@ class PosteriorFit:
         fit.trainer.fit(client, fit.data, fit.local.epochs)
         prior, meter = Gaussian.from_moments(start.loc, start.scale), client.meter
         meter.start()
-        posterior = posterior_of(self.model, self.guide, prior, _shown(fit), weights)
+        shown, device = _shown(fit), fit.trainer.device
+        posterior = posterior_of(self.model, self.guide, prior, shown, weights, device)
         meter.stop()
         del client.elbo  # as large as the network; a used Trainer keeps its module for a while
         answer = self._answer(fit, prior, posterior)

@@ -29,7 +29,7 @@ GROUPS = 8
 def fisher(model: BayesianModel, loc: Tensor, images: Tensor) -> Tensor:
     """F of every weight at the means, under a network that measures (batch norm in eval mode)."""
     flat = loc.detach().clone().requires_grad_()
-    total, rows = torch.zeros_like(loc), torch.zeros(())
+    total, rows = torch.zeros_like(loc), loc.new_zeros(())
     for group in images.chunk(GROUPS):
         features, logits = model.outputs(flat, group)
         shares = logits.detach().softmax(1)

@@ -86,10 +86,13 @@ class WeightedKL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The saved gradients, scaled where they lie if they need it: they are used once."""
+        """The saved gradients, scaled where they lie if they need it: they are used once.
+
+        An accelerator is not asked whether they do: the step would wait for the answer.
+        """
         saved = ctx.saved_tensors
         by_loc, by_log_scale = saved if len(saved) > 1 else (*saved, None)
-        for found in saved if gradient != 1 else ():
+        for found in saved if gradient.device.type != "cpu" or gradient != 1 else ():
             found.mul_(gradient)
         return by_loc, by_log_scale, None, None
 

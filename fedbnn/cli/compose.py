@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
-from fedbnn import methods, own
+from fedbnn import devices, methods, own
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
@@ -68,7 +68,7 @@ SCHEMA: Schema = {
     "engine": Named(
         {"serial": SerialEngine, "processes": ProcessEngine, "flower": FlowerSimulation},
         "serial",
-        given=("worker", "entry", "config", "deadline", "max_megabytes", "log"),
+        given=("worker", "entry", "config", "deadline", "max_megabytes", "log", "visible"),
     ),
     "trainer": Free(
         Trainer,
@@ -92,6 +92,7 @@ def compose(
     `engine` makes the engine where the command does not: Flower calls it with a grid of its own.
     """
     stream, backbone, layout, method, head = parts = _parts(parsed)
+    runner = _client_runner(parsed, parts)
     weights, buffers = layout.read(backbone)
     state = {"backbone": weights, "buffers": buffers}
     if method.shares_prototypes:
@@ -106,13 +107,15 @@ def compose(
         backbone=backbone,
         layout=layout,
         initial=method.start(State(state), layout, parsed["stream"]["clients"]),
-        engine=engine(parsed) if engine else _engine(parsed, parts, run_dir),
+        engine=engine(parsed) if engine else _engine(parsed, runner, run_dir),
         gate=parsed.build("gate"),
         privacy=parsed.build("privacy"),
         late=parsed.build("federation"),
         evaluation=parsed.build("evaluate"),
         track=parsed.build("track"),
         retention=parsed.build("ledger"),
+        device=runner.trainer.device,
+        trains_on=runner.trainer.described,
     )
 
 
@@ -138,14 +141,15 @@ def _client_runner(parsed: Parsed, parts: Parts) -> ClientRunner:
     return ClientRunner(*parts, local, trainer, parsed["seed"], parsed.build("privacy"))
 
 
-def _engine(parsed: Parsed, parts: Parts, run_dir: Path) -> Engine:
+def _engine(parsed: Parsed, runner: ClientRunner, run_dir: Path) -> Engine:
     """Where the clients run: here with the parts there are, or in workers that start later."""
     name, given = parsed["engine"]["name"], {"deadline": parsed["gate"]["deadline_seconds"]}
     if name == "serial":
-        given |= {"worker": _client_runner(parsed, parts)}
+        given |= {"worker": runner}
     else:
         given |= {"entry": f"{__name__}:{client_runner.__name__}", "config": parsed.values}
     if name == "processes":
         given |= {"max_megabytes": parsed["gate"]["max_megabytes"], "log": run_dir / "log.txt"}
+        given |= {"visible": devices.gpus() if runner.trainer.pinnable else []}
     engine: Engine = parsed.build("engine", **given)
     return engine

@@ -18,6 +18,7 @@ COMMANDS = {
     "data": "list the data sets and where they belong, fetch and prepare them",
     "predict": "say what a trained model sees in pictures, and how sure it is",
     "bench": "measure what things cost: a step, engines, overhead, memory",
+    "completion": "print a script by which bash or zsh completes all this",
     "explain": "say what an exit code means and what helps",
 }
 
@@ -46,7 +47,7 @@ def ended(action: Callable[[], int]) -> int:
 def _run(words: Sequence[str]) -> int:
     """Answer what concerns the command as a whole, and hand the rest to the subcommand."""
     if not words or words[0] in ("-h", "--help"):
-        lines = [f"  fedbnn {name:<9} {summary}" for name, summary in COMMANDS.items()]
+        lines = [f"  fedbnn {name:<10} {summary}" for name, summary in COMMANDS.items()]
         print("\n".join(["usage: fedbnn COMMAND ...", "", *lines, ""]))
         print("fedbnn COMMAND --help says more.")
         return 0

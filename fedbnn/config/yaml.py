@@ -93,9 +93,14 @@ def parse(text: str, where: str) -> Any:
         raise ConfigError(f"not valid YAML: {error}", where) from error
 
 
+def packaged() -> dict[str, Path]:
+    """The files of conf/ by their bare names."""
+    return {path.stem: path for path in sorted(CONF.rglob("*.yaml"))}
+
+
 def find(name: str) -> Path:
     """A file, or the one in conf/ that a bare name such as `quickstart` stands for."""
-    known = {path.stem: path for path in CONF.rglob("*.yaml")}
+    known = packaged()
     if Path(name).is_file() or Path(name).suffix or len(Path(name).parts) != 1:
         return Path(name)
     if name not in known:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegativeCount
+from fedbnn.devices import CPU
 from fedbnn.evaluation import metrics
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
@@ -214,6 +215,7 @@ class Evaluator:
     head: Head
     settings: Evaluation
     seed: int
+    device: torch.device = CPU
 
     def __call__(self, state: State, round: int, privates: Mapping[int, bytes]) -> dict[str, Any]:
         """The evaluated part of a record; client by client where the prototypes stay with them."""
@@ -232,7 +234,7 @@ class Evaluator:
 
     def _predictor(self, state: State, head: Head) -> Predictor:
         """The state made ready: its draws are made here, once for all images."""
-        drawn = self.settings.samples, self.seed
+        drawn = self.settings.samples, self.seed, self.device
         return Predictor(self.backbone, self.layout, state, head, *drawn)
 
 

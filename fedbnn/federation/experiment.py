@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedbnn import export
@@ -52,7 +53,8 @@ class Experiment:
     """Everything a run is made of, once. `config` is the complete configuration it came from.
 
     `stream` is the one of the method (joint training sees another than the clients do), `backbone`
-    serves serial clients and evaluation alike, `initial` is the state before round 1.
+    serves serial clients and evaluation alike, `initial` is the state before round 1; evaluation
+    is on `device`, and `trains_on` says in words where clients are.
     """
 
     config: Json
@@ -70,6 +72,8 @@ class Experiment:
     late: Late
     evaluation: Evaluation
     track: Track
+    device: torch.device
+    trains_on: str
     retention: Retention = field(default_factory=Retention)
 
     @property
@@ -157,7 +161,7 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.
     parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
     rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
-    beside = ledger, rejected, Evaluator(*judged, seed), watchers, made.late
+    beside = ledger, rejected, Evaluator(*judged, seed, made.device), watchers, made.late
     account = budget(made, ledger)
     named = f"{config['name']}-{seed}"
     return server.Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
@@ -217,5 +221,6 @@ def _card(experiment: Experiment) -> dict[str, str]:
         "network": f"{config['network']['name']}, {weights:,} weights, images {shape}",
         "seed": str(config["seed"]),
         "engine": str(config["engine"]["name"]),
+        "device": experiment.trains_on,
         "run directory": str(experiment.run_dir),
     }

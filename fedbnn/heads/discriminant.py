@@ -14,7 +14,7 @@ else all are alike:
     log p(c) = log(n_c + 1) + const
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def root(posteriors: ClassPosteriors, least: float) -> Tensor:
 
 def whitened(features: Tensor, lower: Tensor) -> Tensor:
     """L^-1 f of features (n, d): within a class they have the covariance 1."""
-    solved: Tensor = torch.linalg.solve_triangular(lower, features.double().T, upper=False)
+    solved: Tensor = torch.linalg.solve_triangular(lower, features.to(lower).T, upper=False)
     return solved.T
 
 
@@ -79,6 +79,18 @@ class Discriminant:
         freedom = float(posteriors.weight.clamp_min(1.0))
         return cls(lower, means, spread, freedom, head.temperature, log_prior)
 
+    def on(self, device: torch.device) -> "Discriminant":
+        """The same where the features are, if float64 is known there."""
+        if device.type == "mps":
+            return self
+        return replace(
+            self,
+            lower=self.lower.to(device),
+            means=self.means.to(device),
+            spread=self.spread.to(device),
+            log_prior=self.log_prior.to(device),
+        )
+
     def log_densities(self, features: Tensor) -> Tensor:
         """log p(f | c) + const (n, C) of features (n, d)."""
         white = whitened(features, self.lower)
@@ -90,7 +102,8 @@ class Discriminant:
 
     def scores(self, features: Tensor) -> Tensor:
         """Log-scores (n, C) of features (n, d): log p(f | c) / temperature + log p(c) + const."""
-        return (self.log_densities(features) / self.temperature + self.log_prior).float()
+        scores = self.log_densities(features) / self.temperature + self.log_prior
+        return scores.float().to(features.device)
 
     def rows(self) -> Tensor:
         """The scores of few features as rows (C, d + 1) of weights and bias, without the tails.

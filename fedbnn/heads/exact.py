@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, Head, checks
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, square, triangle, unpacked
@@ -66,21 +67,24 @@ def posteriors(state: State) -> ClassPosteriors:
 
 
 def scorer(
-    head: ExactHead, backbone: nn.Module, state: State, rows: Tensor
+    head: ExactHead, backbone: nn.Module, state: State, rows: Tensor, device: torch.device = CPU
 ) -> Callable[[Tensor], Tensor]:
     """What gives the log-scores (n, C) of a batch, for the classes in these rows."""
-    found, seen = Discriminant.of(posteriors(state), rows, head), features(head, backbone)
+    found = Discriminant.of(posteriors(state), rows, head).on(device)
+    seen = features(head, backbone)
     return lambda images: found.scores(seen(images))
 
 
-def measure(head: ExactHead, backbone: nn.Module, images: ImageSet) -> dict[str, Tensor]:
+def measure(
+    head: ExactHead, backbone: nn.Module, images: ImageSet, device: torch.device = CPU
+) -> dict[str, Tensor]:
     """A client's statistics, of images without augmentation."""
     classes = tuple(images.counts())
     labels = images.among(classes).labels
     seen = features(head, backbone)
-    with torch.inference_mode():
-        batches = [seen(batch) for batch, _ in images.loader(BATCH, shuffle=False)]
-    wide = torch.cat(batches).double()
+    with visiting(backbone, device), torch.inference_mode():
+        batches = [seen(batch.to(device)) for batch, _ in images.loader(BATCH, shuffle=False)]
+    wide = torch.cat(batches).cpu().double()
     sums = wide.new_zeros(len(classes), wide.shape[1]).index_add_(0, labels, wide)
     return {SUM: sums.float(), "exact.factor": factor(wide).float()}
 
@@ -176,8 +180,8 @@ class SumsAggregator(ExactAggregator):
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Counts, sums by class, and the triangle of the second moment."""
-        rows = len(counts)
-        shapes = {COUNT: (rows,), SUM: (rows, self.width), MOMENT: (length(self.width, self.width),)}
+        rows, numbers = len(counts), length(self.width, self.width)
+        shapes = {COUNT: (rows,), SUM: (rows, self.width), MOMENT: (numbers,)}
         return {name: (shape, torch.float32) for name, shape in shapes.items()}
 
     def defect(self, state: State, update: Update) -> str | None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.devices import CPU, visiting
 from fedbnn.heads import GaussianHead, checks
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
 from fedbnn.heads.factor import factor, length, unpacked
@@ -53,13 +54,19 @@ def anchor(state: State) -> Tensors:
     return {name: state[f"anchor.{name}" if there else name] for name in BACKBONE}
 
 
-def measure(backbone: nn.Module, layout: Layout, state: State, images: ImageSet) -> Tensors:
+def measure(
+    backbone: nn.Module,
+    layout: Layout,
+    state: State,
+    images: ImageSet,
+    device: torch.device = CPU,
+) -> Tensors:
     """A client's statistics: features under all backbones it was sent, without augmentation."""
     seen = {}
     for when in WHEN:
         if f"backbone{when}" in state:
             layout.write(backbone, state[f"backbone{when}"], state[f"buffers{when}"])
-            seen[when] = features(backbone, images)
+            seen[when] = features(backbone, images, device)
     anchored = seen.get(".anchor", seen[""])
     return summed([anchored, seen.get(".before", anchored), seen[""]], images)
 
@@ -72,12 +79,13 @@ def summed(seen: Sequence[Tensor], images: ImageSet) -> Tensors:
     return {SUM: sums.float(), FACTOR: factor(wide).float()}
 
 
-def features(backbone: nn.Module, images: ImageSet) -> Tensor:
+def features(backbone: nn.Module, images: ImageSet, device: torch.device = CPU) -> Tensor:
     """Features of images without augmentation, in eval mode; the backbone is left as it was."""
     training = backbone.training
     backbone.eval()
-    with torch.inference_mode():
-        found = torch.cat([backbone(batch) for batch, _ in images.loader(BATCH, shuffle=False)])
+    with visiting(backbone, device), torch.inference_mode():
+        seen = [backbone(one.to(device)) for one, _ in images.loader(BATCH, shuffle=False)]
+        found = torch.cat(seen).cpu()
     backbone.train(training)
     return found
 

@@ -16,6 +16,7 @@ from torch.nn.functional import linear as linear_of
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.model import FeatureClassifier
+from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead, exact
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.posteriors import ClassPosteriors
@@ -38,7 +39,9 @@ class Predictor:
         head: Head,
         samples: int = 8,
         seed: int = 0,
+        device: torch.device = CPU,
     ) -> None:
+        self._backbone, self._device = backbone, device
         fixed = isinstance(head, ExactHead) and exact.COUNT in state
         self.classes = exact.met(state) if fixed else trained(state)
         rows = state.index(self.classes)
@@ -49,23 +52,24 @@ class Predictor:
         self._share = 0.0 if isinstance(head, LinearHead) else head.prototypes
         if isinstance(head, GaussianHead) and "posteriors.count" in state:
             posteriors = ClassPosteriors.of(state, state["prototypes"].shape[1] - 1)
-            self._moving = Discriminant.of(posteriors, rows, head)
+            self._moving = Discriminant.of(posteriors, rows, head).on(device)
         elif isinstance(head, ExactHead) and fixed:
-            self._fixed = exact.scorer(head, backbone, state, rows)
+            self._fixed = exact.scorer(head, backbone, state, rows, device)
             samples = samples if self._share else 0
         self._features = backbone.eval() if not layout.size else None
-        self._draws = [layout.by_parameter(*draw) for draw in _draws(state, rows, samples, seed)]
+        draws = _draws(state, rows, samples, seed)
+        self._draws = [layout.by_parameter(*(one.to(device) for one in draw)) for draw in draws]
 
     def scores(self, images: ImageSet) -> Tensor:
         """Log-scores (S, n, C); softmax over any columns gives that draw's probabilities."""
         self._put_in_place()  # running statistics: others may have used the backbone meanwhile
-        with torch.inference_mode():
-            batches = [batch for batch, _ in images.loader(BATCH, shuffle=False)]
+        with visiting(self._backbone, self._device), torch.inference_mode():
+            batches = [batch.to(self._device) for batch, _ in images.loader(BATCH, shuffle=False)]
             fixed = [self._fixed(batch) if self._fixed else None for batch in batches]
             seen = [self._features(batch) if self._features else batch for batch in batches]
             both = list(zip(seen, fixed, strict=True))
             scored = [[self._logits(draw, *one) for one in both] for draw in self._draws]
-            return torch.stack([torch.cat(parts) for parts in scored])
+            return torch.stack([torch.cat(parts) for parts in scored]).cpu()
 
     def _logits(self, draw: dict[str, Tensor], batch: Tensor, fixed: Tensor | None) -> Tensor:
         """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs.

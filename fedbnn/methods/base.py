@@ -55,6 +55,9 @@ class LocalObjective:
         """CE(softmax(f(x)), y) over the rows the client has assembled; `labels` number them."""
         return nn.functional.cross_entropy(logits, labels)
 
+    def to(self, device: torch.device) -> None:
+        """Take what every step needs to the device on which it is made, once."""
+
     def correct(self, network: Classifier, lr: float) -> None:
         """Change the gradients in place before a step of this length."""
 
@@ -73,6 +76,11 @@ class Penalty(LocalObjective):
 
     def __init__(self, anchors: Anchors) -> None:
         self.anchors = anchors
+
+    def to(self, device: torch.device) -> None:
+        """The anchors with their strengths."""
+        here = self.anchors.items()
+        self.anchors = {name: (one.to(device), other.to(device)) for name, (one, other) in here}
 
     def correct(self, network: Classifier, lr: float) -> None:
         """g += min(s, 1 / lr) (theta - a)."""

@@ -178,10 +178,9 @@ def prototypes(features: Tensor, labels: Tensor) -> Tensor:
 def compensation(probability: Tensor, old: Tensor) -> Tensor:
     """g_i / mean of g over its group (old or new), with g_i = 1 - p(y_i | x_i)."""
     gap = (1 - probability.detach()).clamp_min(torch.finfo(probability.dtype).eps)
-    weights = torch.empty_like(gap)
-    for group in (old, ~old):
-        weights[group] = gap[group] / gap[group].mean()
-    return weights
+    both = torch.stack([old, ~old]).to(gap.dtype)
+    means = (both * gap).sum(1) / both.sum(1).clamp_min(1)
+    return gap / torch.where(old, means[0], means[1])
 
 
 def relation_target(target: Tensor, answers: Tensor, inside: Tensor) -> Tensor:
@@ -211,6 +210,12 @@ class Compensated(LocalObjective):
         shown, self.replays = self.assignment.shown.counts(), self.assignment.replayed > 0
         self.is_old = torch.tensor([name not in shown for name in self.columns])
         self.offset = math.log(max(len(self.columns) - 1, 1))
+
+    def to(self, device: torch.device) -> None:
+        """Which columns are old, and the teacher."""
+        self.is_old = self.is_old.to(device)
+        if self.teacher is not None:
+            self.teacher.to(device)
 
     def loss(self, images: Tensor, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Binary cross-entropies, summed over the columns, mean over the images."""

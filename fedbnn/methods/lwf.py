@@ -91,6 +91,12 @@ class Teacher:
         self.inside = torch.tensor([columns.index(name) for name in inside], dtype=torch.long)
         self.outside = state["prototypes"][state.index(outside)]
 
+    def to(self, device: torch.device) -> None:
+        """The frozen model, and what is taken from it."""
+        self.backbone.to(device)
+        self.prototypes, self.outside = self.prototypes.to(device), self.outside.to(device)
+        self.inside = self.inside.to(device)
+
     def logits(self, images: Tensor) -> Tensor:
         """Its scores, without gradient."""
         with torch.no_grad():
@@ -108,6 +114,10 @@ class Distilled(LocalObjective):
     teacher: Teacher
     strength: float
     temperature: float
+
+    def to(self, device: torch.device) -> None:
+        """The teacher."""
+        self.teacher.to(device)
 
     def loss(self, images: Tensor, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over the client's rows, and distillation over the old ones."""

@@ -146,6 +146,10 @@ class Controlled(LocalObjective):
         shift = {name: self.server[name] - self.own[name] for name in self.own}
         self.shift = layout.by_parameter(shift["backbone"], padded(shift["prototypes"], columns))
 
+    def to(self, device: torch.device) -> None:
+        """The correction."""
+        self.shift = {name: value.to(device) for name, value in self.shift.items()}
+
     def correct(self, network: Classifier, lr: float) -> None:
         """g <- g - c_k + c."""
         for name, weight in network.named_parameters():

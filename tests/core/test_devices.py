@@ -1,19 +1,24 @@
-"""Two devices on the CPU train points and posteriors as one does, and come back whole."""
+"""Two devices train points and posteriors as one does, on the CPU; and what is built on GPUs."""
 
 import gc
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
+from fedbnn.cli.main import main
+from fedbnn.devices import VISIBLE, gpus, pinned
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.networks import MLP
+from fedbnn.seeds import forked
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from tests.core.small_clients import LOCAL, pictures, point_client, svi_client, weights
 
@@ -129,3 +134,88 @@ def test_a_client_that_diverged_leaves_nothing_to_the_next() -> None:
     with pytest.raises(ClientFailed, match="diverged"):
         trainer.fit(point_client(replace(LOCAL, lr=1e30)), pictures(), 20)
     assert torch.equal(trained(trainer, 1), trained(ClientTrainer({}), 1))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two GPUs that nobody may wake: whoever touches CUDA fails."""
+
+    def woken() -> None:
+        raise AssertionError("CUDA is initialised")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", woken)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Mock 4090")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accelerator": "gpu"}, {"precision": "16-mixed"}], ids=str
+)
+def test_of_two_gpus_a_client_takes_one(two_gpus: None, options: dict[str, Any]) -> None:
+    trainer = ClientTrainer(options)
+    assert trainer._made(1).strategy.launcher is None
+    assert trainer.device == torch.device("cuda:0")
+    assert trainer.described == "cuda:0, Mock 4090"
+    assert trainer.pinnable
+
+
+@pytest.mark.parametrize("devices", [2, "2", "auto", -1, "0,1", [0, 1]], ids=str)
+def test_two_gpus_that_are_asked_for_are_forked_and_not_woken_before(
+    two_gpus: None, devices: Any
+) -> None:
+    trainer = ClientTrainer({"accelerator": "gpu", "devices": devices})
+    launcher = trainer._made(1).strategy.launcher
+    assert launcher is not None
+    assert launcher.is_interactive_compatible, "forks, and does not start the script again"
+    assert trainer.device == torch.device("cpu")
+    assert trainer.described == "2 x CUDA, forked for every fit; evaluation on the CPU"
+    assert not trainer.pinnable
+
+
+def test_seeds_do_not_wake_a_gpu(two_gpus: None) -> None:
+    with forked(3):
+        first = torch.rand(3)
+    with forked(3):
+        assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "fsdp"])
+def test_what_a_strategy_builds_is_looked_at_and_not_its_name(
+    two_gpus: None, strategy: str
+) -> None:
+    with pytest.raises(ConfigError, match="use ddp_fork"):
+        ClientTrainer({"accelerator": "gpu", "devices": 2, "strategy": strategy})
+    with pytest.raises(ConfigError, match="use ddp_fork"):
+        ClientTrainer({"accelerator": "gpu", "devices": 2, "strategy": DDPStrategy()})
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["0", "1"]), ("4,7", ["4", "7"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
+)
+def test_workers_take_gpus_in_turn(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    assert gpus() == names
+    assert [pinned(number, gpus())[VISIBLE] for number in range(4)] == names * 2
+    assert pinned(3, []) == {}
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+@pytest.mark.parametrize(
+    "asked", [{"accelerator": "gpu"}, {"accelerator": "cuda", "devices": 2}, {"accelerator": "tpu"}]
+)
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(
+    asked: dict[str, Any], engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [word for name, value in asked.items() for word in (f"--trainer.{name}", str(value))]
+    words = ["train", "--config", "quickstart", "--run_dir", str(tmp_path / "run"), *flags]
+    assert main([*words, "--engine", engine]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "trainer.accelerator: auto" in said
+    assert not (tmp_path / "run").exists()

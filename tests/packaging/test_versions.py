@@ -22,10 +22,8 @@ LINES = [
     if line and not line.startswith("#")
 ]
 PINNED = {canonicalize_name(line.split("==")[0]): Version(line.split("==")[1]) for line in LINES}
-REQUIRED = [
-    Requirement(text)
-    for text in [*PROJECT["dependencies"], *(one for extra in EXTRAS.values() for one in extra)]
-]
+EXTRA = [text for extra in EXTRAS.values() for text in extra]
+REQUIRED = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRA]]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -36,6 +34,17 @@ def test_a_constraint_is_a_name_and_an_exact_version(line: str) -> None:
 @pytest.mark.parametrize("requirement", REQUIRED, ids=str)
 def test_what_is_declared_is_pinned_within_its_range(requirement: Requirement) -> None:
     assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+@pytest.mark.parametrize("text", PROJECT["dependencies"])
+def test_without_constraints_nothing_is_chosen_that_a_major_version_broke(text: str) -> None:
+    """Of torch, whose minor versions break things, not even the next minor one."""
+    requirement = Requirement(text)
+    tested = PINNED[canonicalize_name(requirement.name)]
+    later = f"{tested.major + 1}.0"
+    if requirement.name in ("torch", "torchvision"):
+        later = f"{tested.major}.{tested.minor + 1}.0"
+    assert not requirement.specifier.contains(later)
 
 
 def test_broken_lightning_releases_are_excluded() -> None:

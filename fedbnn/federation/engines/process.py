@@ -20,14 +20,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from math import inf, isfinite
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Event, Thread
+from types import MappingProxyType
 from typing import Any
 
 from fedbnn import memory
 from fedbnn.config.ranges import Count, Positive
+from fedbnn.devices import pinned
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import Answer, Private, worker
 from fedbnn.messages import Failure, FitResult
@@ -53,8 +56,9 @@ class ProcessEngine:
 
     `entry` is `module:function`, called once in every worker with `config` to compose the client's
     side. `deadline` is how many seconds one client may take, `max_megabytes` how large its update
-    may be. A worker that dies or passes a limit is replaced. Use the engine from one thread:
-    workers die with the thread that made them.
+    may be. A worker that dies or passes a limit is replaced. The GPUs named in `visible` are dealt
+    round the workers, one each. Use the engine from one thread: workers die with the thread that
+    made them.
 
     Args:
         workers: how many processes.
@@ -70,10 +74,12 @@ class ProcessEngine:
         deadline: float | None = None,
         max_megabytes: float = inf,
         log: Path | None = None,
+        visible: Sequence[str] = (),
     ) -> None:
         hello = json.dumps({"entry": entry, "config": dict(config)}).encode()
         self._start = partial(Peer, hello, deadline or inf, memory or inf, max_megabytes, log)
         self._entry, self._workers, self._failed_starts = entry, workers, 0
+        self._visible = visible
         self._threads, self._peers = ThreadPoolExecutor(workers), list[Peer]()
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
@@ -101,7 +107,9 @@ class ProcessEngine:
             if peer.waits:
                 return peer
             self._dismiss(peer)
-        self._peers.append(self._start())
+        taken = {peer.number for peer in self._peers}
+        number = next(one for one in count() if one not in taken)
+        self._peers.append(self._start(number, pinned(number, self._visible)))
         return self._peers[-1]
 
     def _outcome(
@@ -133,17 +141,28 @@ class ProcessEngine:
 
 
 class Peer:
-    """A worker process, seen from its parent. It is `ready` once the client's side is composed."""
+    """A worker process, seen from its parent. It is `ready` once the client's side is composed.
+
+    It has the lowest `number` that no other worker has, and what goes with it in its environment.
+    """
 
     def __init__(
-        self, hello: bytes, deadline: float, memory: float, max_megabytes: float, log: Path | None
+        self,
+        hello: bytes,
+        deadline: float,
+        memory: float,
+        max_megabytes: float,
+        log: Path | None,
+        number: int = 0,
+        own: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.number = number
         self._hello, self._instruction, self._reason = hello, b"", ""
         self._deadline, self._memory, self._max_megabytes = deadline, memory, max_megabytes
         self.ready, self._served, self._due = False, False, inf
         self._connection, theirs = Pipe()
         command = [sys.executable, "-P", worker.__file__, str(os.getpid())]
-        apart: dict[str, Any] = {"env": environment(), "start_new_session": True}
+        apart: dict[str, Any] = {"env": environment() | own, "start_new_session": True}
         with theirs, open(2 if log is None else log, "ab", closefd=log is not None) as output:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=output, stderr=output, **apart
