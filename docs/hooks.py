@@ -113,7 +113,7 @@ def module_text(method: type[Method]) -> str:
 
 
 def table_of_settings(method: type[Method]) -> Iterator[str]:
-    """Name, default and meaning of every setting; what it says itself wins over what it inherits."""
+    """Name, default and meaning of every setting; its own words win over those it inherits."""
     said: dict[str, str] = {}
     for kind in reversed(method.__mro__):
         found = docstring_parser.parse(kind.__doc__ or "").params

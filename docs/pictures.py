@@ -119,7 +119,8 @@ def streams_picture() -> Figure:
         ),
     }
     figure = Figure(figsize=(6.4, 5))
-    for axes, (title, schedule) in zip(figure.subplots(3, 1, sharex=True), shown.items()):
+    panels = figure.subplots(3, 1, sharex=True)
+    for axes, (title, schedule) in zip(panels, shown.items(), strict=True):
         rounds = range(1, schedule.rounds + 1)
         shares = [np.array(schedule.clients_on(number, CLIENTS)) / CLIENTS for number in rounds]
         draw_schedule(axes, shares, [f"task {number}" for number in range(1, 5)], letters=8)
@@ -132,7 +133,7 @@ def clients_picture() -> Figure:
     """How ten classes of 100 images are divided among twenty clients."""
     figure = Figure(figsize=(6.4, 2.6))
     labels = np.repeat(np.arange(10), 100)
-    for axes, alpha in zip(figure.subplots(1, 3, sharey=True), (0.1, 1.0, 100.0)):
+    for axes, alpha in zip(figure.subplots(1, 3, sharey=True), (0.1, 1.0, 100.0), strict=True):
         owners = dirichlet(labels, 20, alpha, seed=0)
         held = np.zeros((10, 20))
         np.add.at(held, (labels, owners), 1)

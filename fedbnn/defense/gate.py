@@ -35,9 +35,10 @@ class Gate:
 
     Args:
         max_megabytes: an update of more bytes is refused unread.
-        influence_cap: how far one client may move the fold and still count in full, measured by the
-            error of the fold without it; at twice that it is refused. 1.7 holds one forger within
-            twice the honest error (formulas: fedbnn/defense/robust.py). null trusts everybody.
+        influence_cap: how far one client may move the aggregate and still count in full, measured
+            by the error of the aggregate without it; at twice that it is refused. 1.7 holds one
+            forger within twice the honest error (formulas: fedbnn/defense/robust.py). null trusts
+            everybody.
         quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of
             clients above 1.
         deadline_seconds: how long one client may take; null waits for ever.

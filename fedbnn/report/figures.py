@@ -58,6 +58,7 @@ def focus_on_now(runs: Runs) -> Figure:
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), task_names(runs)
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
+    strip.xaxis.set_major_locator(MaxNLocator(integer=True))
     return style.legend_below(figure)
 
 
@@ -85,9 +86,7 @@ def _trained(run: Results, name: str) -> list[float | None]:
     return [found.get(number) for number in range(1, run["rounds"] + 1)] if found else []
 
 
-def _draw_curves(
-    axes: Axes, curves: Mapping[str, Curves], looks: Looks, line: str = "-"
-) -> None:
+def _draw_curves(axes: Axes, curves: Mapping[str, Curves], looks: Looks, line: str = "-") -> None:
     """Each method's mean over its seeds, and its band, at the rounds that all of them have."""
     for place, method in enumerate(curves):
         table, look = np.array(curves[method], dtype=float), looks[method]

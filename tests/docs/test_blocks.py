@@ -20,7 +20,11 @@ from tests.docs.blocks import DOCUMENTS, ROOT, Block, blocks
 KINDS = {"bash", "python", "yaml", "bibtex", "mermaid", "text", ""}
 SHELL = [block for document in DOCUMENTS for block in blocks(document, "bash")]
 SETTINGS = [block for document in DOCUMENTS for block in blocks(document, "yaml")]
-PROGRAMS = [document for document in DOCUMENTS if any(blocks(document, "python"))]
+PROGRAMS = [
+    pytest.param(path, marks=[pytest.mark.slow] if "fedbnn.compare" in path.read_text() else [])
+    for path in DOCUMENTS
+    if any(blocks(path, "python"))
+]
 TYPED = sorted(
     {
         tuple(shlex.split(line, comments=True))
@@ -121,7 +125,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("document", PROGRAMS, ids=lambda path: path.stem)
 def test_the_python_of_a_document_runs_from_top_to_bottom(
-    document: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    document: Path, tiny: dict[str, Any]
 ) -> None:
     if "runs/quickstart" in document.read_text(encoding="utf-8"):
         fedbnn.run("quickstart")
