@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/python -m pytest -n $(WORK
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo test test-slow lint docs bench clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,10 @@ lint: .venv/installed-dev ## Check style (ruff), types (mypy) and who may import
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: .venv/installed-dev ## Build the documentation into build/site; needs no network.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "open build/site/index.html"
 
 bench: .venv/installed ## Measure speed and memory on this machine.
 	$(BIN)/fedbnn bench step

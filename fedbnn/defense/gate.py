@@ -36,9 +36,10 @@ class Gate:
 
     Args:
         max_megabytes: an update of more bytes is refused unread.
-        influence_cap: how far one client may move the fold and still count in full, measured by the
-            error of the fold without it; at twice that it is refused. 1.7 holds one forger within
-            twice the honest error (formulas: fedbnn/defense/robust.py). null trusts everybody.
+        influence_cap: how far one client may move the aggregate and still count in full, measured
+            by the error of the aggregate without it; at twice that it is refused. 1.7 holds one
+            forger within twice the honest error (formulas: fedbnn/defense/robust.py). null trusts
+            everybody.
         robust: who counts: by `influence`, or by a rule of the literature instead, for weights and
             statistics (formulas: fedbnn/defense/rules.py).
         forgers: the share of clients that rules of the literature take to lie.

@@ -41,7 +41,7 @@ class Evaluation:
         novelty_images: most images of each task not begun yet, to see whether they look strange.
         batch_size: images whose scores are held in memory at once.
         samples: weight samples S of a Bayesian model.
-        both_heads: with `head: gaussian`, also test the linear rows: what the head gives.
+        both_heads: with `head: gaussian`, also test the linear prototypes: what the head gives.
     """
 
     every: NonNegativeCount = 1

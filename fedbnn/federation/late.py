@@ -27,7 +27,7 @@ class Late:
         late: `fold` multiplies the factor of a slow client into the round after the one in which it
             comes; `refuse` does not wait for it. Engines that end a client at its deadline (all but
             Flower on sites) have no late answers.
-        max_staleness: how many rounds later a factor may be folded than it was asked for.
+        max_staleness: how many rounds after it was asked for a factor may still be used.
     """
 
     late: Literal["refuse", "fold"] = "refuse"

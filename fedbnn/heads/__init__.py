@@ -1,4 +1,4 @@
-"""What predicts: the prototype of every class, as a linear row or as a posterior in feature space.
+"""What predicts: the prototype of every class, linear or as a posterior in feature space.
 
 A posterior lies among the features of the trained network (`gaussian`), or of one that is never
 trained (`exact`).
@@ -21,7 +21,7 @@ class LinearHead:
 class GaussianHead:
     """Scores are those of class posteriors in feature space.
 
-    log p(c | x) = log p(f | c) / temperature + prototypes (row_c . f + bias_c) + log p(c) + const
+    log p(c | x) = log p(f | c) / temperature + prototypes (w_c . f + b_c) + log p(c) + const
 
     Args:
         memory: part of its weight that what older rounds say of the drift keeps in a round.
@@ -49,7 +49,7 @@ class GaussianHead:
 class ExactHead:
     """Scores are those of class posteriors over features that never move: nothing is forgotten.
 
-    log p(c | x) = log p(f | c) / temperature + prototypes (row_c . g + bias_c) + log p(c) + const
+    log p(c | x) = log p(f | c) / temperature + prototypes (w_c . g + b_c) + log p(c) + const
 
     Args:
         features: f, of random convolutions (`random_conv`), or of a `backbone` that stays as it is:

@@ -146,8 +146,8 @@ class Anchored:
             return cls(known, none, none.map(1.0), rows, rows.sum(1), age)
         inner = square(state["anchor.inner"], width + 1)
         moments = Moments(inner, state["anchor.cross"], square(state["anchor.outer"], width))
-        rows = (padded(state[f"anchor.{name}"], classes) for name in ("residual", "recent"))
-        return cls(known, moments, state["anchor.drift"], *rows, state["anchor.age"])
+        residual, recent = (padded(state[f"anchor.{n}"], classes) for n in ("residual", "recent"))
+        return cls(known, moments, state["anchor.drift"], residual, recent, state["anchor.age"])
 
     def tensors(self) -> dict[str, Tensor]:
         """As it stands in a state."""

@@ -173,7 +173,7 @@ class Method:
     Args:
         lr: learning rate of this method's clients; null takes `client.lr`.
         scope: classes of the training softmax: of the client's round (`local`), or all `seen`.
-        share: `global` folds the prototypes too; `backbone_only` leaves them on the clients.
+        share: `global` aggregates the prototypes too; `backbone_only` leaves them on the clients.
         server_lr: p, how far the server goes in the direction of its clients' mean.
         server_optimizer: that direction itself, with momentum (FedAvgM), or as Adam's (FedAdam).
         feature_distillation: lambda, how strongly features of the last global model must stay

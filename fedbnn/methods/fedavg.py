@@ -4,7 +4,7 @@
     server   theta = sum_k n_k theta_k / N,    prototype c = sum_k n_kc prototype_kc / N_c
     state    none;  floats per weight: 1 down, 1 up
 
-FedAvg has no mu. Prototypes of new classes start where their warm-up left them. Main knob: `mu`,
+FedAvg has no mu. Prototypes of new classes start where their warm-up left them. Main setting: `mu`,
 grid 0.001 ... 1.
 """
 

@@ -8,8 +8,9 @@
     state    none;  floats per weight: 2 down, 2 up
 
 The first `r_init` rounds are FedAvg on the same network (SNN initialisation); then means are the
-weights and scales the initial ones. Three folds, with L_k, e_k the natural parameters of client k,
-w_k = n_k / N (n_kc / N_c for the prototype of class c), and p = `server_lr`:
+weights and scales the initial ones. `fold_by` says how answers are aggregated (folded, in short),
+with L_k, e_k the natural parameters of client k, w_k = n_k / N (n_kc / N_c for the prototype of
+class c), and p = `server_lr`:
 
     scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
     product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1

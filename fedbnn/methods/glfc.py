@@ -6,7 +6,7 @@
                     without old ones the plain mean
              L_RD = BCE(f(x_i), y_i with the old model's answers in the columns of old classes)
              BCE is summed over the columns, one for each class seen, with f - log(C - 1) as
-             log-odds: a row of zeros begins at 1 / C
+             log-odds: a prototype of zeros begins at 1 / C
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
     state    exemplars on the clients (a share of the images each was given, evenly over its
              classes and at least one of each), two old models on the server
@@ -21,8 +21,8 @@ round's images are in transition.
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images
 to choose the best model with. Left out here: each client scores the global model on its own
 prototypes (the image nearest to its class mean) and sends the mean loss alone, so nothing needs to
-be perturbed. Exemplars of a class are those of the client's last round with it. Main knob: `distil`
-(a), grid 0.25, 0.5 (as printed), 0.75, 0.9.
+be perturbed. Exemplars of a class are those of the client's last round with it. Main setting:
+`distil` (a), grid 0.25, 0.5 (as printed), 0.75, 0.9.
 """
 
 import math

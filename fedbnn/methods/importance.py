@@ -14,7 +14,7 @@
 Omega_k is measured in a second exchange of the round, under the new global weights, by the clients
 of that round. A prototype nobody measured has importance 0. s is capped at 1 / lr (see `Penalty`).
 The Fisher is that of the likelihood the client trains: the softmax over the classes it holds. Main
-knob: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
+setting: `strength` (lambda), grids 10 ... 1e4 and 0.01 ... 10.
 """
 
 import math

@@ -7,7 +7,7 @@
 
 The teacher is frozen, in eval mode, and sees the same augmented images. The KL is over all classes
 of the teacher, never over the columns of the current task; prototypes of old classes a client does
-not hold stay as they are, so they change only where their class is held. Main knob: `strength`
+not hold stay as they are, so they change only where their class is held. Main setting: `strength`
 (lambda), grid 0.3, 1, 3, 10.
 """
 

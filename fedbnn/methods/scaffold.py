@@ -8,9 +8,9 @@
 With momentum or Adam (x - y) / (t_k lr) is not the mean gradient, so the optimiser is plain SGD.
 Prototypes of classes that a client has never held have the control 0. Warm-up is not part of the
 t_k steps: x is where they begin. A client whose update is not accepted keeps its old control. Main
-knob: `lr`, grid 0.003 ... 0.1. Controls of clients that were last asked long ago are those of other
-weights: at 0.1 that throws single clients off on CIFAR-100 with ten of a hundred clients a round,
-at 0.03 none.
+setting: `lr`, grid 0.003 ... 0.1. Controls of clients that were last asked long ago are those of
+other weights: at 0.1 that throws single clients off on CIFAR-100 with ten of a hundred clients a
+round, at 0.03 none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -41,6 +41,11 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
         return {name: style.settled(figure) for name, figure in drawn.items() if figure}
 
 
+def _looks(runs: Runs) -> dict[str, dict[str, Any]]:
+    """Those of all methods of a page, so that one keeps its own in figures that leave some out."""
+    return style.looks(by_method(runs))
+
+
 def focus_on_now(runs: Runs) -> Figure:
     """Accuracy on the data of the moment, round by round, above the schedule of the tasks."""
     figure = Figure(figsize=(6.4, 6.4))
@@ -49,10 +54,11 @@ def focus_on_now(runs: Runs) -> Figure:
         curves = {
             method: [run["fon"][regime] for run in mine] for method, mine in by_method(runs).items()
         }
-        _draw_curves(axes, curves, style.REGIME_LINES[regime])
+        _draw_curves(axes, curves, _looks(runs), style.REGIME_LINES[regime])
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
     longest, names = max((run["shares"] for run in runs), key=len), task_names(runs)
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
+    strip.xaxis.set_major_locator(MaxNLocator(integer=True))
     return style.legend_below(figure)
 
 
@@ -67,7 +73,7 @@ def training(runs: Runs) -> Figure | None:
     figure = Figure(figsize=(5.4, 3.2))
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, (name, curves) in zip(panels, shown.items(), strict=True):
-        _draw_curves(axes, curves)
+        _draw_curves(axes, curves, _looks(runs))
         axes.set(title=TRAINED[name], xlabel="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.axes[0].set_ylabel("nats an image")
@@ -80,10 +86,10 @@ def _trained(run: Results, name: str) -> list[float | None]:
     return [found.get(number) for number in range(1, run["rounds"] + 1)] if found else []
 
 
-def _draw_curves(axes: Axes, curves: Mapping[str, Curves], line: str = "-") -> None:
+def _draw_curves(axes: Axes, curves: Mapping[str, Curves], looks: Looks, line: str = "-") -> None:
     """Each method's mean over its seeds, and its band, at the rounds that all of them have."""
-    for place, (method, look) in enumerate(style.looks(curves).items()):
-        table = np.array(curves[method], dtype=float)
+    for place, method in enumerate(curves):
+        table, look = np.array(curves[method], dtype=float), looks[method]
         known = np.isfinite(table).all(axis=0)
         rounds, mean = np.flatnonzero(known) + 1, table[:, known].mean(axis=0)
         apart = max(1, len(rounds) // 12)
@@ -101,14 +107,14 @@ def _heights(cells: Sequence[Cell]) -> Any:
 
 
 def _dots(
-    panels: Mapping[str, Lines], marks: Names, levels: Sequence[float], looks: Looks | None = None
+    panels: Mapping[str, Lines], marks: Names, levels: Sequence[float], looks: Looks
 ) -> Figure:
     """Panels with a line for each name: two numbers, as a full and a hollow mark, with spreads.
 
     The dotted line in each panel is the level to hold them against.
     """
     names = list(next(iter(panels.values())))
-    figure, looks = Figure(figsize=(5.4, 1.5 + 0.27 * len(names))), looks or style.looks(names)
+    figure = Figure(figsize=(5.4, 1.5 + 0.27 * len(names)))
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, lines), level in zip(drawn, panels.items(), levels, strict=True):
         axes.axvline(level, **style.DOTTED)
@@ -142,7 +148,7 @@ def averages(runs: Runs) -> Figure:
             for method, mine in by_method(runs).items()
         }
     chance = [over_seeds(runs, "chance", regime, "avg_fin") for regime in REGIMES]
-    return _dots(panels, ("@Fin", "@TS"), _heights(chance)[0])
+    return _dots(panels, ("@Fin", "@TS"), _heights(chance)[0], _looks(runs))
 
 
 def forgetting(runs: Runs) -> Figure | None:
@@ -150,7 +156,7 @@ def forgetting(runs: Runs) -> Figure | None:
     grouped, tasks = by_method(runs), task_names(runs)[:-1]
     if not tasks:
         return None
-    looks = style.looks(grouped)
+    looks = _looks(runs)
     lines: Lines = {
         method: [over_seeds(mine, regime, "forgetting") for regime in REGIMES]
         for method, mine in grouped.items()
@@ -172,7 +178,8 @@ def novelty(runs: Runs) -> Figure | None:
         for method, mine in by_method([run for run in runs if run["novelty"]]).items()
     }
     spoken = [name.replace("_", " ") for name in UNCERTAINTIES]
-    return _dots({"Seen against unseen classes, AUROC": lines}, spoken, [0.5]) if lines else None
+    panels = {"Seen against unseen classes, AUROC": lines}
+    return _dots(panels, spoken, [0.5], _looks(runs)) if lines else None
 
 
 def accuracy_matrix(runs: Runs) -> Figure:
@@ -223,9 +230,10 @@ def reliability(runs: Runs) -> Figure | None:
     figure = Figure(figsize=(5.4, 3.6))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
         axes.plot([0, 1], [0, 1], **style.DOTTED)
-        for method, look in style.looks(found).items():
-            bins = [run["diagnostics"]["reliability"][regime] for run in found[method]]
-            line = {"label": method, "linestyle": style.REGIME_LINES[regime], **look}
+        for method, mine in found.items():
+            bins = [run["diagnostics"]["reliability"][regime] for run in mine]
+            look, dashes = _looks(runs)[method], style.REGIME_LINES[regime]
+            line = {"label": method, "linestyle": dashes, **look}
             _draw_reliability(axes, bins, len(found) == 1, **line)
         axes.set(title=SPOKEN[regime], xlabel="confidence", xlim=(0, 1), ylim=(0, 1))
     figure.axes[0].set_ylabel("fraction right")
@@ -306,7 +314,7 @@ def cost(runs: Runs) -> Figure:
     figure, grouped = Figure(figsize=(5.4, 3.4)), by_method(runs)
     quiet = all(run.get("quiet") for run in runs)
     panels = figure.subplots(1, 1 + quiet, sharey=True, squeeze=False)[0]
-    for method, look in style.looks(grouped).items():
+    for method, look in _looks(runs).items():
         mine, look["linestyle"] = grouped[method], "none"
         height = np.array([run["class_agnostic"]["avg_fin"] for run in mine], dtype=float)
         spent = [((run["bytes_up"] + run["bytes_down"]) / 1e6, run["seconds"]) for run in mine]
@@ -327,7 +335,7 @@ def swept(runs: Runs, sweep: Varied) -> Figure | None:
         return None
     figure = Figure(figsize=(5.4, 3.4))
     for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
-        for method, look in style.looks(by_method(runs)).items():
+        for method, look in _looks(runs).items():
             mine = [by_method(points[one]).get(method, []) for one in values]
             heights, wide = _heights([over_seeds(some, regime, "avg_fin") for some in mine])
             line: Any = {"capsize": 3, "linestyle": style.REGIME_LINES[regime], **look}

@@ -9,9 +9,9 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -32,8 +32,13 @@ LOOKS = {
     "fedbnn_paper": ("#3FC1B8", "p"),
     "joint": ("#A0642D", "*"),
     "local": ("#F0A3B4", "d"),
+    "fedavg_plus": ("#F08A5D", "s"),
+    "fedprox_plus": ("#B8860B", "D"),
+    "fedbnn_paper_damped": ("#1F8A82", "p"),
 }
-"""The colour and the mark of each method, the same in all figures; others take what is free."""
+"""The colour and the mark of each method, the same in all figures."""
+OTHERS = [(colour, mark) for mark in ("H", "8", "$+$") for colour, _ in LOOKS.values()]
+"""Those of other names, of which each has a usual one."""
 BLUE, VERMILION, _, GREEN, PURPLE = [colour for colour, _ in LOOKS.values()][:5]
 REGIME_LINES = {"task_aware": "-", "class_agnostic": "--"}
 INK, FAINT = "#1b1f23", "#8b949e"
@@ -60,10 +65,12 @@ def colours(count: int) -> list[str]:
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and mark of each method; names that have none of their own take those left over."""
-    named = list(names)
-    free = cycle([look for name, look in LOOKS.items() if name not in named] or LOOKS.values())
-    chosen = {name: LOOKS.get(name) or next(free) for name in named}
+    """Colour and mark of each name: its own, or its usual one, or the next that nobody has."""
+    chosen: dict[str, tuple[str, str]] = {}
+    for name in names:
+        first = crc32(name.encode()) % len(OTHERS)
+        usual = (look for look in OTHERS[first:] + OTHERS[:first] if look not in chosen.values())
+        chosen[name] = LOOKS.get(name) or next(usual, OTHERS[first])
     return {name: {"color": one, "marker": mark} for name, (one, mark) in chosen.items()}
 
 

@@ -51,6 +51,10 @@ def _count(number: int, words: str) -> str:
     return f"{number} {first}{'' if number == 1 else 's'}{space}{rest}"
 
 
+NEAREST = 4
+"""Of how many methods, the nearest ones, the words say how far they are from the reference."""
+
+
 def of_comparison(runs: Runs, reference: str = tables.REFERENCE) -> str:
     """Who ends highest when the task is not told, and how the reference stands against each."""
     grouped = by_method(runs)
@@ -65,8 +69,11 @@ def of_comparison(runs: Runs, reference: str = tables.REFERENCE) -> str:
     apart = [_apart(grouped[one][0], ended[one]) for one in ended if one not in rivals]
     others = [method for method in ended if method != reference and reference in ended]
     pairs = {one: tables.paired(grouped[reference], grouped[one], END) for one in others}
-    against = [_against(reference, one, values) for one, values in pairs.items() if values]
-    return " ".join([text, *apart, *against])
+    known = {one: values for one, values in pairs.items() if values}
+    nearest = sorted(known, key=lambda one: abs(mean(known[one])))[:NEAREST]
+    against = [_against(reference, one, known[one]) for one in known if one in nearest]
+    more = ["The paired differences below have the others."] if len(known) > NEAREST else []
+    return " ".join([text, *apart, *against, *more])
 
 
 def _ends(groups: Mapping[str, Runs]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedbnn.evaluation.results import Facts, diagnostics, results
+from fedbnn.methods import METHODS
 from fedbnn.report import figures, schedule, style
 from fedbnn.report.values import Varied
 
@@ -192,6 +193,24 @@ def test_twelve_methods_have_twelve_colours_and_marks_and_keep_them_everywhere(g
     }
     own = {style.looks(["fedavg", "mine"])[name]["color"] for name in ("fedavg", "mine")}
     assert colours == {"focus_on_now": own, "cost": own}
+
+
+def test_every_method_has_a_look_of_its_own_and_other_names_are_told_apart() -> None:
+    assert style.LOOKS.keys() == METHODS.keys()
+    assert len(set(style.LOOKS.values())) == len(METHODS)
+    many = style.looks([*METHODS, *(f"mine {number}" for number in range(30))]).values()
+    assert len({(look["color"], look["marker"]) for look in many}) == len(many)
+
+
+def test_a_method_keeps_its_look_in_a_figure_that_leaves_others_out(grid) -> None:
+    names = [f"mine {number}" for number in range(40)]
+    runs = [{**grid[0], "method": name} for name in names]
+    runs[:-1] = [{**run, "novelty": None, "train": []} for run in runs[:-1]]
+    [curve] = figures.training(runs).axes[0].lines
+    _, dots_joined, *_ = figures.novelty(runs).axes[0].lines
+    look = style.looks(names)[names[-1]]
+    assert curve.get_color() == dots_joined.get_color() == look["color"]
+    assert curve.get_marker() == look["marker"]
 
 
 def test_training_shows_the_loss_of_all_and_the_kl_of_those_who_have_one(grid) -> None:

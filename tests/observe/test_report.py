@@ -262,6 +262,16 @@ def test_one_seed_is_never_clear(grid) -> None:
     assert "fedbnn is 50.0 points above fedavg (one seed)." in words.of_comparison(alone)
 
 
+def test_of_many_methods_the_words_name_the_nearest(grid) -> None:
+    mine = [run for run in grid if run["method"] == "fedavg"]
+    more = [{**run, "method": f"mine {number}"} for number in range(5) for run in mine]
+    text = words.of_comparison([*grid, *more])
+    named = [one for one in ("fedavg", *(f"mine {number}" for number in range(5))) if one in text]
+    assert len(named) <= words.NEAREST + 1
+    assert text.endswith("The paired differences below have the others.")
+    assert "paired differences" not in words.of_comparison(grid)
+
+
 def test_the_summary_crowns_neither_bounds_nor_stored_images(grid) -> None:
     high = shifted(shifted(grid, "fcil", [40.0] * 3), "fedbnn", [5.0] * 3)
     text = words.of_comparison(high)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("help", "demo", "test", "test-slow", "lint", "bench", "clean")
+TARGETS = ("help", "demo", "test", "test-slow", "lint", "docs", "bench", "clean")
 
 
 def make(folder: Path, *words: str) -> str:
@@ -51,7 +51,7 @@ def test_the_first_call_installs_through_the_constraints(project: Path) -> None:
     assert '--editable ".[dev]"' in plan
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "lint", "test-slow"])
+@pytest.mark.parametrize("target", ["demo", "test", "lint", "test-slow", "docs"])
 def test_the_second_call_does_not_install_again(project: Path, target: str) -> None:
     pretend_installed(project)
     assert "pip install" not in make(project, "-n", target)

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ LINES = [
     if line and not line.startswith("#")
 ]
 PINNED = {canonicalize_name(line.split("==")[0]): Version(line.split("==")[1]) for line in LINES}
-EXTRA = [text for extra in EXTRAS.values() for text in extra]
-REQUIRED = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRA]]
+ASKED = [Requirement(text) for text in [*PROJECT["dependencies"], *chain(*EXTRAS.values())]]
+REQUIRED = [requirement for requirement in ASKED if requirement.name != PROJECT["name"]]
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -1,0 +1,51 @@
+"""The notebooks run from top to bottom; they are kept without outputs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+from tests.docs.blocks import ROOT
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+TIMED = [
+    pytest.param(path, marks=[pytest.mark.slow] if "fedbnn.compare" in path.read_text() else [])
+    for path in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert cells
+    assert not any(cell.outputs or cell.execution_count for cell in cells)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KernelManager, Path]]:
+    """One kernel in an empty folder for all of them: torch is imported once."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    manager = KernelManager(kernel_name="python3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+        manager.start_kernel(cwd=str(folder))
+    yield manager, folder
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, kernel: tuple[KernelManager, Path]) -> None:
+    manager, folder = kernel
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, km=manager, timeout=240, shutdown_kernel="immediate")
+    resources = {"metadata": {"path": str(folder)}}
+    client.resources = resources
+    client.execute(reset_kc=False)
+    shown = [cell for cell in notebook.cells if cell.get("outputs")]
+    assert len(shown) >= 3

@@ -1,0 +1,64 @@
+"""Tables of the documents name what there is, and what they link to is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from datamodules.sources import SOURCES
+from fedbnn.cli.compose import SCHEMA
+from fedbnn.errors import Exit
+from fedbnn.methods import METHODS
+from tests.docs.blocks import DOCUMENTS, ROOT, rows, section
+
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+FIRST_COMMANDS = ["make demo", "python train.py --config conf/gradual_ci.yaml"]
+
+
+def test_the_front_page_begins_with_the_two_commands_and_has_the_picture_and_the_paper() -> None:
+    text = README.read_text(encoding="utf-8")
+    first = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[0].splitlines()
+    assert [line.partition(" #")[0].strip() for line in first] == FIRST_COMMANDS
+    assert "make test" in section(README, "Working on it")
+    paper = section(README, "The paper")
+    assert all(word in paper for word in ("Variational Bayes", "arxiv.org", "@article", "Sun"))
+
+
+def test_the_table_of_methods_is_complete_and_true() -> None:
+    table = rows(README, "Methods")
+    assert [name for name, *_ in table] == list(METHODS)
+    for name, _, told, stores in table:
+        method = METHODS[name].method()
+        assert (told == "yes") == (method.consolidation is not None)
+        assert (stores == "yes") == (method.replay is not None)
+
+
+def test_the_table_of_engines_is_complete() -> None:
+    assert [name for name, _ in rows(DOCS / "engines.md", "Engines")] == list(
+        SCHEMA["engine"].choices
+    )
+
+
+def test_the_table_of_data_sets_is_complete() -> None:
+    named = {name for name, *_ in rows(DOCS / "data.md", "Data sets")}
+    assert named == {*SOURCES, "folder:PATH"}
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    table = re.findall(r"^\| (\d+) \|", section(DOCS / "resuming.md", "Exit codes"), re.MULTILINE)
+    assert table == [str(int(code)) for code in Exit]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_links_to_is_there(document: Path) -> None:
+    for path, anchor in LINK.findall(document.read_text(encoding="utf-8")):
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in headings(target), f"{path}#{anchor}"
+
+
+def headings(document: Path) -> set[str]:
+    """The anchors of a page."""
+    found = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in found}
