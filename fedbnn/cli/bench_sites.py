@@ -151,7 +151,7 @@ def _seconds(line: run_dir.Record) -> float:
 
 def _load(lines: Sequence[run_dir.Record]) -> float:
     """How many processes wanted to run on the whole machine: seconds mean little where many did."""
-    return median(line["load"]["machine"] for line in lines)
+    return float(median(line["load"]["machine"] for line in lines))
 
 
 def _final(run: Path) -> bytes:
