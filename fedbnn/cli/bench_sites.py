@@ -34,8 +34,9 @@ LARGE |= {"client.epochs": "1", "client.batch_size": "64", "method.r_init": "0"}
 SMALL = {"head": "linear", "stream.samples_per_round": "320", "method.r_init": "0"}
 ROOM, TIMES, CYCLE = 1.5, 2.0, 5
 """The deadline and the slow site, as multiples of a round in which nobody is slow."""
-RUN_SECONDS, HELD_SECONDS = 0.2, 1.8
-"""A slow process is let run for so long, then held for so long, until its time is up."""
+STARTED, RUN_SECONDS, HELD_SECONDS = 4.0, 0.2, 1.8
+"""A slow process that has used so many seconds of a processor, and so has given Flower a sign of
+life, is let run for so long, then held for so long, until its time is up."""
 
 
 def deployment(options: Namespace) -> list[Row]:
@@ -204,12 +205,21 @@ def _slowed(sites: Loopback, run: str, seconds: float) -> Iterator[None]:
         while not done.wait(RUN_SECONDS):
             pids = sites.pids(f"site{SLOW}", CLIENT) if seen or first.is_dir() else []
             young = [p for p in pids if monotonic() - seen.setdefault(p, monotonic()) < seconds]
+            young = [p for p in young if _used(p) > STARTED]
             tell(signal.SIGSTOP, young)
             done.wait(HELD_SECONDS if young else 0.0)
             tell(signal.SIGCONT, young)
 
     with _beside(hold, done):
         yield
+
+
+def _used(pid: int) -> float:
+    """Seconds of a processor that a process has used; 0 if it has ended."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 @contextmanager

@@ -71,5 +71,14 @@ def disturb() -> None:
         client.answered = faulty
 
 
+class Watch:
+    """Waits for the app: what is imported before it delays the first sign of life for Flower."""
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if name == "fedbnn.cli.site":
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            disturb()
+
+
 if FAULT and any("flwr-clientapp" in word for word in sys.orig_argv):
-    disturb()
+    sys.meta_path.insert(0, Watch())  # type: ignore[arg-type]
