@@ -124,8 +124,10 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     real_run, real_compare = fedbnn.run, fedbnn.compare
     monkeypatch.setattr(fedbnn, "run", lambda *a, **own: real_run(*a, **{**TINY, **own}))
-    short = {**TINY, "jobs": 1}
-    monkeypatch.setattr(fedbnn, "compare", lambda *a, **own: real_compare(*a, **{**short, **own}))
+    short = {"jobs": 1, "seeds": [0]}
+    monkeypatch.setattr(
+        fedbnn, "compare", lambda *a, **own: real_compare(*a, **{**TINY, **own, **short})
+    )
     return {"images": np.zeros((3, 8, 8), np.uint8)}
 
 
