@@ -5,6 +5,7 @@ Called by mkdocs (`hooks:` in mkdocs.yml). Nothing here is written into the repo
 
 import contextlib
 import dataclasses
+import html
 import io
 import json
 import os
@@ -82,9 +83,14 @@ def list_of_methods() -> str:
     rows = ["| method | in one line | equation |", "|---|---|---|"]
     for name, (first, *_) in pages_of_methods().items():
         method = METHODS[first].method
-        cells = f"[`{name}`](methods/{name}.md)", summary(method), f"`{method.formula}`"
-        rows.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+        cells = f"[`{name}`](methods/{name}.md)", summary(method), code(method.formula)
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def code(text: str) -> str:
+    """Text as code in a cell of a table, where a bar would begin the next cell."""
+    return f"<code>{html.escape(text).replace('|', '&#124;')}</code>"
 
 
 def page_of(name: str) -> str:

@@ -43,9 +43,11 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KernelMan
 def test_a_notebook_runs(path: Path, kernel: tuple[KernelManager, Path]) -> None:
     manager, folder = kernel
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, km=manager, timeout=240, shutdown_kernel="immediate")
-    resources = {"metadata": {"path": str(folder)}}
-    client.resources = resources
-    client.execute(reset_kc=False)
+    client = NotebookClient(notebook, km=manager, timeout=240)
+    client.resources = {"metadata": {"path": str(folder)}}
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
     shown = [cell for cell in notebook.cells if cell.get("outputs")]
     assert len(shown) >= 3
