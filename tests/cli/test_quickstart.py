@@ -29,8 +29,8 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
         "q = q_0 * prod_k",
     ):
         assert words in shown
-    assert shown.count("\nround 30/30  5 clients  now ") == 3
-    for name in ("quickstart-fedavg", "quickstart-fedprox"):
+    assert shown.count("\nround 30/30  5 clients  now ") == 4
+    for name in ("quickstart-fedavg", "quickstart-fedprox", "quickstart-exact"):
         beside = json.loads((tmp_path / "runs" / name / "results.json").read_text())
         assert beside["class_agnostic"]["avg_ts"] > 60
     assert all(line.isprintable() for line in shown.split("\n"))
