@@ -66,7 +66,8 @@ class ExpectedUpdate:
     `known` says how long its rows are on the server, by tensor. `apart` gives by client how far it
     stands from the others in what has units of its own, 1 where trust begins to fall, and in what.
     `kept` gives the tensors of what a client may keep for itself, given that and the images it
-    announced; where a memory of images changes in between, it `forgets` some of these.
+    announced; where a memory of images changes in between, it `forgets` some of these. Distances
+    below `calm` are none to speak of.
     """
 
     run: str
@@ -81,6 +82,7 @@ class ExpectedUpdate:
     apart: Callable[[Sequence[Update]], Apart] = lambda _updates: {}
     kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
     forgets: bool = False
+    calm: float = 0.0
 
 
 @dataclass
@@ -219,7 +221,7 @@ class Candidates:
     def _compare(self, squares: Tensor, cap: float) -> None:
         """Trust from the distance to the others; a client that did not move is never refused."""
         accepted = [self._accepted[client] for client in self.trust]
-        pulls = robust.pulls(squares, [update.samples for update in accepted])
+        pulls = robust.pulls(squares, [update.samples for update in accepted], self.call.calm)
         self.pulls = dict(zip(self.trust, pulls, strict=True))
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]

@@ -236,6 +236,7 @@ def exchange(
             apart=partial(aggregator.apart, state),
             kept=partial(_kept, federation, state),
             forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
+            calm=aggregator.calm(state) if isinstance(aggregator, Aggregator) else 0.0,
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
