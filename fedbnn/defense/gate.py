@@ -76,7 +76,8 @@ class ExpectedUpdate:
     `receipts` the digest of it does, where the client keeps the thing at a site of its own.
     `centred` gives an update in numbers of which the middle can be taken (and back, with +1), where
     there are such; `rows` says whether its prototypes have a row for each class it holds.
-    `private` gives what may be known of private clients in place of what they sent.
+    `private` gives what may be known of private clients in place of what they sent. Distances below
+    `calm` are none to speak of.
     """
 
     run: str
@@ -95,6 +96,7 @@ class ExpectedUpdate:
     centred: Callable[[Update, int], Update] | None = None
     rows: bool = True
     private: Callable[[Sequence[Update]], Iterator[Update]] | None = None
+    calm: float = 0.0
 
 
 @dataclass
@@ -236,7 +238,7 @@ class Candidates:
     def _compare(self, squares: Tensor, cap: float) -> None:
         """Trust from the distance to the others; a client that did not move is never refused."""
         accepted = [self._accepted[client] for client in self.trust]
-        pulls = robust.pulls(squares, [update.samples for update in accepted])
+        pulls = robust.pulls(squares, [update.samples for update in accepted], self.call.calm)
         self.pulls = dict(zip(self.trust, pulls, strict=True))
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]

@@ -4,15 +4,17 @@ The backbone of every update is a point x_k in a space all clients share (`Metho
 the lower median over the others of K clients that moved at all, and n_k images,
 
     s_k = median_j |x_k - x_j|              how far client k stands from a typical other
-    r_k = s_k / median_j s_j                the same, by how far the others stand from each other
-    u_k = r_k sqrt(2 / K) min(1, n_k / median_j n_j)^(1/2)
+    r_k = s_k / max(median_j s_j, calm)     the same, by how far the others stand from each other
+    u_k = r_k sqrt(2 / K) min(n_k / n, n / n_k)^(1/2),  n = median_j n_j
                                             how far it moves the mean of all, by the mean's error
     trust_k = 1 for u_k <= cap,  2 - u_k / cap up to u_k = 2 cap,  0 beyond
 
 For if honest clients scatter by sigma, two of them are sqrt(2) sigma apart, their mean errs by
 sigma / sqrt(K), and one client at the distance r sqrt(2) sigma moves it by r sqrt(2) sigma / K.
-Fewer images than usual scatter more, as the root of their number, and weigh less. So with a cap of
-u one client makes the error about sqrt(1 + u^2) times as large, however many there are, and a gross
+Fewer images than usual scatter more, as the root of their number, and weigh less; more of them are
+more steps, and an honest walk is longer by their root. A model that hardly moves any more would
+make every step look long: a distance below `calm`, a small part of the weights' own length, is none
+to speak of. So with a cap of u one client makes the error about sqrt(1 + u^2) times as large, however many there are, and a gross
 forgery has no pull at all (Hampel's redescending weight). A norm would not do: a flipped sign has
 the norm of an honest update, and zeros have less. As long as fewer than half of the clients lie,
 every median is an honest distance. Three clients that moved are the least that can be judged.
@@ -65,7 +67,7 @@ def squared_distances(points: Sequence[Iterable[Tensor]]) -> Tensor:
     return squares
 
 
-def pulls(squares: Tensor, samples: Sequence[int]) -> list[float]:
+def pulls(squares: Tensor, samples: Sequence[int], calm: float = 0.0) -> list[float]:
     """u_k from squared distances (K+1, K+1) and n_k; 0 where there is nobody to compare with."""
     distances = squares.sqrt()
     norms, clients = distances[:, -1].tolist(), range(len(samples))
@@ -78,8 +80,8 @@ def pulls(squares: Tensor, samples: Sequence[int]) -> list[float]:
         if len(others) < 2:
             return 0.0
         typical, norm, usual = (_median([of[j] for j in others]) for of in (far, norms, samples))
-        few = min(1.0, samples[k] / usual)
-        return far[k] / (typical or norm) * math.sqrt(2 / (len(others) + 1) * few)
+        alike = min(samples[k] / usual, usual / max(samples[k], 1))
+        return far[k] / max(typical or norm, calm) * math.sqrt(2 / (len(others) + 1) * alike)
 
     return [pull(k) for k in clients]
 

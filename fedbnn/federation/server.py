@@ -290,6 +290,7 @@ def exchange(
             forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
             **_in_numbers(aggregator, state),
             private=_protection(federation, aggregator, state, counts, stats.round),
+            calm=aggregator.calm(state) if isinstance(aggregator, Aggregator) else 0.0,
         )
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:

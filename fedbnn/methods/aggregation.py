@@ -22,6 +22,7 @@ WHOLE = ("backbone", BUFFERS)
 MOMENTS, SMALLEST = (".server_mean", ".server_square"), 1e-12
 EPSILON = 1e-5
 ROUNDING, PIECE = 2.0**-20, 2**15
+CALM = 64
 
 
 class Fold(Protocol):
@@ -163,6 +164,10 @@ class Aggregator:
         """Where an update stands among the others, piece by piece, to measure their distances."""
         first = self.names[:1]
         return chain(*(influence_of_point(state[name], update.tensors[name]) for name in first))
+
+    def calm(self, state: State) -> float:
+        """The distance between updates below which there is nothing to compare: |theta| / 64."""
+        return float(state[self.names[0]].norm()) / CALM if self.names else 0.0
 
     def weights(self, samples: Tensor) -> Tensor:
         """How much each client counts in the fold, given n_k: n_k / N."""

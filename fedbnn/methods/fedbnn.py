@@ -198,6 +198,10 @@ class FactorAggregator(Aggregator):
         factor = (update.tensors["backbone.precision"], update.tensors["backbone.info"])
         return influence_of_factor(state["backbone"], state["backbone.scale"], *factor)
 
+    def calm(self, state: State) -> float:
+        """Factors are in units of the prior, which knows how far is far."""
+        return 0.0
+
     def weights(self, samples: Tensor) -> Tensor:
         """Those of the rule; of factors that are multiplied each counts once."""
         own = self.rule.weight(samples)

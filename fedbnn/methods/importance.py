@@ -170,6 +170,10 @@ class ImportanceAggregator(Aggregator):
         """The roots of the importances, which are as large as gradients."""
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
+    def calm(self, state: State) -> float:
+        """Importances have no length to begin with."""
+        return 0.0
+
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
         """The size of the prototypes' importances, likewise: a sure client has hardly any."""
         sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}

@@ -267,13 +267,13 @@ def colluding(updates: list[Update], how: Together, liars: int) -> list[Update]:
 
 @pytest.mark.parametrize("how", COLLUSIONS)
 @pytest.mark.parametrize("liars", [1, 2])
-def test_liars_who_agree_move_the_mean_by_no_more_than_its_length(
+def test_liars_who_agree_do_bounded_harm(
     tmp_path: Path, how: str, liars: int
 ) -> None:
-    """They pass where they stay among the others, and then the truth is found about as well."""
+    """They pass where they stay among the others: one does as little as any forger, two do more."""
     world, method = WORLDS["unit prior"], FedBNN()
     truth, updates = truth_and_updates(world, "scaled", 0)
+    honest = errors(world, method, judged(world, method, updates, tmp_path / "0", Gate()), truth)
     lies = colluding(updates, COLLUSIONS[how], liars)
-    found = errors(world, method, judged(world, method, lies, tmp_path, Gate()), truth)
-    lost = {site: found[site] / float(truth[site].norm()) for site in found}
-    assert max(lost.values()) < 0.5, lost
+    found = errors(world, method, judged(world, method, lies, tmp_path / "1", Gate()), truth)
+    assert max(found[site] / honest[site] for site in found) < {1: 2.0, 2: 3.5}[liars]

@@ -47,7 +47,7 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "collusion": (
         (
             "defense/test_forgers.py",
-            "test_liars_who_agree_move_the_mean_by_no_more_than_its_length",
+            "test_liars_who_agree_do_bounded_harm",
         ),
         ("defense/test_forgers.py", "test_two_forgers_of_five_do_not_outvote_three"),
     ),

@@ -106,10 +106,19 @@ def test_the_pull_is_the_shift_of_the_mean_in_units_of_its_error(clients: int) -
     assert pulls(squares(points), [9] * clients)[-1] == pytest.approx(shift / error, rel=0.05)
 
 
-def test_few_images_scatter_as_the_root_of_their_number_and_many_count_as_usual() -> None:
+def test_distances_that_are_none_to_speak_of_make_nobody_look_far_out() -> None:
+    points = torch.eye(5) * torch.tensor([0.01, 0.01, 0.01, 0.01, 0.1])[:, None]
+    assert pulls(squares(points), [9] * 5)[-1] > 3.4
+    assert pulls(squares(points), [9] * 5, calm=0.1)[-1] == pytest.approx(
+        math.sqrt(0.1**2 + 0.01**2) / 0.1 * math.sqrt(2 / 5)
+    )
+    assert pulls(squares(torch.eye(5)), [9] * 5, calm=0.1) == pulls(squares(torch.eye(5)), [9] * 5)
+
+
+def test_few_images_scatter_and_many_walk_as_the_root_of_their_number() -> None:
     same = pulls(squares(torch.eye(5)), [8] * 5)[0]
     assert pulls(squares(torch.eye(5)), [2, 8, 8, 8, 32]) == pytest.approx(
-        [same / 2, same, same, same, same]
+        [same / 2, same, same, same, same / 2]
     )
     assert pulls(squares(torch.eye(5)), [0, 8, 8, 8, 8])[0] == 0
 
