@@ -97,7 +97,10 @@ def table(found: dict[str, dict[str, Any]], seeds: Sequence[int]) -> list[str]:
     for attack in ATTACKS:
         row = []
         for defence in DEFENCES:
-            runs = [found[f"{attack}/{defence}/{seed}"] for seed in seeds]
+            runs = [found.get(f"{attack}/{defence}/{seed}", {}) for seed in seeds]
+            if not all(runs):
+                row.append("–")
+                continue
             aware, agnostic, hits = (mean(r[k] for r in runs) for k in (*REGIMES, "success"))
             mark = f" ({hits:.0f})" if attack in ("none", "backdoor") else ""
             row.append(f"{aware:.1f} / {agnostic:.1f}{mark}")

@@ -103,14 +103,12 @@ def test_classes_with_too_few_images_send_no_sums_but_are_trained(
 
 
 def found_from(features: torch.Tensor, backbone: MLP) -> torch.Tensor:
-    """The image whose features are these, by gradient descent from nothing."""
-    image = torch.zeros(1, 1, 8, 8, requires_grad=True)
-    optimizer = torch.optim.Adam([image], lr=0.05)
-    for _ in range(400):
-        optimizer.zero_grad()
-        (backbone(image) - features).square().mean().backward()
-        optimizer.step()
-    return image.detach().flatten()
+    """The image with these features: units that fire are as many equations, more than pixels."""
+    layer = next(one for one in backbone.modules() if isinstance(one, torch.nn.Linear))
+    fires = features > 1e-6
+    said = (features - layer.bias)[fires]
+    solved: torch.Tensor = torch.linalg.lstsq(layer.weight[fires], said).solution
+    return solved.detach()
 
 
 def alike(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -121,7 +119,7 @@ def test_one_image_can_be_found_from_its_sum_and_not_where_it_sends_none(
     digits: FederatedStream, tmp_path: Path
 ) -> None:
     """A class of one image beside one of many, of a client with `smallest_class` 1 and 2."""
-    backbone = MLP((1, 8, 8), (100, 100))
+    backbone = MLP((1, 8, 8), (300,))
     layout = layout_of(backbone)
     weights, buffers = layout.read(backbone)
     named = {"backbone": weights, "buffers": buffers}
@@ -141,10 +139,10 @@ def test_one_image_can_be_found_from_its_sum_and_not_where_it_sends_none(
         sent = own.of(tuple(settings.enough(own.counts())))
         sums = measure(backbone, layout, state, sent)["posteriors.sum"]
         means = sums / torch.tensor(list(sent.counts().values()))[:, None]
-        return max(alike(found_from(mean[None], backbone), secret) for mean in means)
+        return max(alike(found_from(mean, backbone), secret) for mean in means)
 
-    assert best(Privacy(smallest_class=1)) > 0.8
-    assert best(Privacy()) < 0.5
+    assert best(Privacy(smallest_class=1)) > 0.99
+    assert best(Privacy()) < 0.6
 
 
 def test_the_images_of_some_classes() -> None:

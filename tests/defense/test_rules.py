@@ -61,7 +61,7 @@ def test_up_to_f_forgers_leave_every_number_among_the_honest_and_more_do_not(rul
 
 
 def test_krum_picks_the_one_in_the_middle() -> None:
-    line = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
+    line = torch.tensor([[0.0], [1.5], [2.0], [2.5], [4.0]])
     assert rules.trusts("krum", squares(line), 0.2) == [0, 0, 1, 0, 0]
 
 

@@ -1,7 +1,6 @@
 """Flower's simulation as an engine: nodes on this machine, run by Ray, and the grid they are on."""
 
 import importlib
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Answer, Private
-from fedbnn.federation.engines.process import environment, secret
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -92,18 +90,9 @@ class FlowerSimulation:
             self._grids.put(grid)
             self._done.wait()
 
-        self._start_ray()
-        shared: Any = {"client_resources": self._share}
-        run_simulation(server, client_app(self._entry), self._nodes, backend_config=shared)
-
-    def _start_ray(self) -> None:
-        """Ray for Flower to find, whose workers import as we do and see our secrets empty."""
-        import ray
-
-        emptied = {name: "" for name, value in os.environ.items() if secret(name, value)}
-        seen = {**emptied, "PYTHONPATH": environment()["PYTHONPATH"]}
         cores = max(1, ceil(self._nodes * self._share["num_cpus"]))
-        ray.init(num_cpus=cores, include_dashboard=False, runtime_env={"env_vars": seen})
+        ray: Any = {"client_resources": self._share, "init_args": {"num_cpus": cores}}
+        run_simulation(server, client_app(self._entry), self._nodes, backend_config=ray)
 
     def _check(self) -> None:
         """Raise what ended the simulation, if it has ended; Ray takes SIGTERM when it starts."""
