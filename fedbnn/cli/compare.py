@@ -185,7 +185,7 @@ def _rounds(cell: Cell, config: Sequence[str]) -> int:
     """
     parsed = parse(cell.words(config))
     if cell.finished:
-        with Ledger(cell.directory) as ledger:
+        with Ledger(cell.directory, parsed["evaluate"]["keep_rounds"]) as ledger:
             run_dir.resume(ledger, parsed.values, MAY_DIFFER)
     return int(parsed.build("stream", seed=cell.seed).rounds)
 

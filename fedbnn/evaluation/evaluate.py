@@ -41,6 +41,7 @@ class Evaluation:
         batch_size: images whose scores are held in memory at once.
         samples: weight samples S of a Bayesian model.
         both_heads: with `head: gaussian`, also test the linear rows: what the head gives.
+        keep_rounds: rounds that stay on disk, the newest; `fedbnn report --oracle` draws them.
     """
 
     every: NonNegativeCount = 1
@@ -49,6 +50,7 @@ class Evaluation:
     batch_size: Count = 500
     samples: Count = 8
     both_heads: bool = False
+    keep_rounds: Count = 3
 
     def full(self, round: int, stream: Stream) -> bool:
         """Whether this round is evaluated on the full test sets."""

@@ -37,7 +37,7 @@ OBSERVING = (
 )
 """Arguments of Lightning's Trainer that watch a fit and do not change it."""
 MAY_DIFFER = (
-    *("engine", "track", "run_dir", "name", "beside"),
+    *("engine", "track", "run_dir", "name", "beside", "evaluate.keep_rounds"),
     *("stream.data_dir", "stream.cache_dir", "stream.download"),
     *(f"trainer.{name}" for name in OBSERVING),
 )
@@ -77,7 +77,7 @@ class Experiment:
 def run(experiment: Experiment) -> dict[str, Any]:
     """Run an experiment, or go on with it; its results, which are also in results.json."""
     with ExitStack() as stack:
-        ledger = stack.enter_context(Ledger(experiment.run_dir))
+        ledger = stack.enter_context(Ledger(experiment.run_dir, experiment.evaluation.keep_rounds))
         stack.callback(experiment.engine.close)
         stack.enter_context(logging_to(experiment.run_dir))
         console = Console(experiment.stream.rounds, ledger.round)

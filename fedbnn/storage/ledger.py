@@ -104,6 +104,16 @@ def rounds(run_dir: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def kept(run_dir: Path, number: int) -> State:
+    """The state after a round that has a directory, if its digest is the one in its manifest."""
+    directory = run_dir / "state" / f"round-{number:06d}"
+    payload = files.read(directory / STATE)
+    if digest(payload) != Manifest.read(directory / MANIFEST).state:
+        what, fix = f"round {number} is damaged", "restore the directory from a copy"
+        raise RunDirectoryError(what, str(directory), fix)
+    return State.from_bytes(payload)
+
+
 def _numbers(path: Path) -> tuple[int, int]:
     """Round and client in the name of a late answer."""
     round, _, client = path.stem.partition("-")
