@@ -1,15 +1,27 @@
 """`fedbnn report RUN_DIR ...`: the page of a run, of several together, or a board of many."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import track
+
+from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments
 from fedbnn.cli.train import parse
-from fedbnn.errors import FedBNNError
+from fedbnn.errors import FedBNNError, RunDirectoryError
+from fedbnn.evaluation.oracle import Oracle
+from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import MAY_DIFFER
-from fedbnn.report import leaderboard, page
+from fedbnn.report import figures, leaderboard, page, style
 from fedbnn.report.values import Runs
+from fedbnn.storage import ledger, run_dir
 from fedbnn.storage.run_dir import flat
+from fedbnn.tracking import console
+
+FEW = 4
+"""A run keeps three rounds by itself: as many are no picture of a run that has more."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,7 +32,14 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, default=together, help="where a comparison or a board goes")
     about = "write leaderboard.md of all runs at and below RUN_DIR, whatever their streams"
     add("--leaderboard", action="store_true", help=about)
+    about = "where the forgetting is: the head of a run against an oracle, by kept round"
+    add("--oracle", action="store_true", help=about)
+    add("--data_dir", help="where data sets are, if not where the run found them (--oracle)")
     options = parser.parse_args(argv)
+    if options.oracle:
+        for directory in options.run_dirs:
+            print(f"oracle  {oracle(directory, options.data_dir)}")
+        return 0
     if options.leaderboard:
         found = leaderboard.find(options.run_dirs)
         print(f"leaderboard  {leaderboard.write(found, options.out, command)}")
@@ -29,6 +48,32 @@ def main(argv: Sequence[str]) -> int:
     where = (options.out, options.out.name) if several else (options.run_dirs[0], None)
     print(f"report  {page.write(options.run_dirs, *where).page}")
     return 0
+
+
+def oracle(directory: Path, data_dir: str | None) -> Path:
+    """Draw the rounds that a run has kept: figures/oracle.png, and its numbers in oracle.json."""
+    elsewhere = ["--stream.data_dir", data_dir] if data_dir else []
+    config = run_dir.intact(directory, "config.yaml") / "config.yaml"
+    made = compose(parse(["--config", str(config), *elsewhere]), directory)
+    numbers = ledger.rounds(directory)
+    if not made.method.shares_prototypes:
+        what, fix = "its classes stay on the clients: there is no one head to look at", "share them"
+        raise RunDirectoryError(what, str(directory), fix)
+    if len(numbers) < min(FEW, made.stream.rounds):
+        what = f"{len(numbers)} of {made.stream.rounds} rounds are kept: too few to draw"
+        fix = f"train it with --ledger.keep_rounds {made.stream.rounds}"
+        raise RunDirectoryError(what, str(directory), fix)
+    parts = made.stream, made.backbone, made.layout, made.head, made.evaluation
+    look = Oracle(*parts, int(made.config["seed"]))
+    shown = track(numbers, "rounds", console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with one_thread():
+        found = [*look.rows((number, ledger.kept(directory, number)) for number in shown)]
+    run_dir.write_json(directory / "oracle.json", found)
+    picture = style.save({"oracle": figures.oracle(found)}, directory / "figures")[0]
+    written = directory / "oracle.json", picture, picture.with_suffix(".pdf")
+    run_dir.sealed_again(directory, written)
+    console.rows("accuracy in %: head of the run, and oracle", found)
+    return picture
 
 
 def command(method: str, runs: Runs) -> str:

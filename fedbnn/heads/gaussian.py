@@ -126,8 +126,9 @@ class StatisticsAggregator:
         return checks.defect_of_factor(class_counts(update), sums, upper)
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The variance of every feature within classes: all clients have it in common."""
-        yield checks.variances(class_counts(update), update.tensors[SUM], self.factor(update))
+        """The variance of every new feature within classes: all clients have it in common."""
+        sums, upper = update.tensors[SUM][:, -self.width :], self.factor(update)[:, -self.width :]
+        yield checks.variances(class_counts(update), sums, upper)
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""

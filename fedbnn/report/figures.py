@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
+from fedbnn.evaluation.oracle import HEADS
 from fedbnn.report import style
 from fedbnn.report.schedule import Names, draw_schedule
 from fedbnn.report.tables import SPOKEN
@@ -60,6 +61,21 @@ def focus_on_now(runs: Runs) -> Figure:
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
     strip.xaxis.set_major_locator(MaxNLocator(integer=True))
     return style.legend_below(figure)
+
+
+def oracle(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """The head of a run beside one that forgets nothing, by round, in both regimes."""
+    rounds = [row["round"] for row in rows]
+    with style.house():
+        figure = Figure(figsize=(6.4, 3.4))
+        for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
+            ours, best = ([row[f"{name} {regime}"] for row in rows] for name in HEADS)
+            axes.fill_between(rounds, ours, best, color=style.FAINT, alpha=0.25, linewidth=0)
+            axes.plot(rounds, best, color=style.GREEN, label="oracle: all images so far, now")
+            axes.plot(rounds, ours, color=style.BLUE, label="head of the run")
+            style.percent_axis(axes, SPOKEN[regime], "round")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return style.settled(style.legend_below(figure))
 
 
 def training(runs: Runs) -> Figure | None:

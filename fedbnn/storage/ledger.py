@@ -141,6 +141,16 @@ def _waiting(folder: Path) -> dict[tuple[int, int], Path]:
     return dict(sorted(((int(name[1]), int(name[2])), path) for name, path in named if name))
 
 
+def kept(run_dir: Path, number: int) -> State:
+    """The state after a round that has a directory, if its digest is the one in its manifest."""
+    directory = run_dir / "state" / f"round-{number:06d}"
+    payload = files.read(directory / STATE)
+    if digest(payload) != Manifest.read(directory / MANIFEST).state:
+        what, fix = f"round {number} is damaged", "restore the directory from a copy"
+        raise RunDirectoryError(what, str(directory), fix)
+    return State.from_bytes(payload)
+
+
 class Ledger(AbstractContextManager["Ledger"]):
     """The newest `keep` rounds of a run on disk; `warnings` are what a user should be told."""
 

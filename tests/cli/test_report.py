@@ -1,6 +1,7 @@
 """`fedbnn report --leaderboard`, and a Lightning logger for the rounds, by the real command."""
 
 import csv
+import json
 import shlex
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from fedbnn.cli.report import command
 from fedbnn.cli.train import parse
+from fedbnn.evaluation.oracle import HEADS
+from fedbnn.storage.run_dir import changed
 from tests.cli.command import fedbnn
 
 
@@ -35,6 +38,32 @@ def test_the_command_of_a_line_repeats_its_settings() -> None:
     ]
     lost = command("fedavg", [{**run, "scenario": "nowhere"}])
     assert lost == "python train.py --config x/config.yaml"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_oracle_is_drawn_beside_the_head_of_every_kept_round(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--run_dir", "kept", "--ledger.keep_rounds", "4"]
+    assert fedbnn("train", "--config", "tiny.yaml", *run) == 0
+    assert fedbnn("report", "kept", "--oracle") == 0
+    assert "kept/figures/oracle.png" in capsys.readouterr().out
+    assert (home / "kept" / "figures" / "oracle.png").is_file()
+    rows = json.loads((home / "kept" / "oracle.json").read_text())
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert all(0 <= row[f"{head} task_aware"] <= 100 for row in rows for head in HEADS)
+    last = json.loads((home / "kept" / "results.json").read_text())
+    assert rows[-1]["ours class_agnostic"] == pytest.approx(last["class_agnostic"]["avg_fin"])
+    assert changed(home / "kept") == []
+
+
+def test_too_few_rounds_for_an_oracle_are_one_line(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fedbnn("report", finished, "--oracle") != 0
+    told = capsys.readouterr().err.strip()
+    assert "3 of 4 rounds are kept" in told
+    assert "--ledger.keep_rounds 4" in told
 
 
 @pytest.mark.usefixtures("undrawn")

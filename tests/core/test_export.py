@@ -32,7 +32,7 @@ from tests.core.predictors import (
     state_of,
 )
 
-FULL = GaussianHead(0.8, 0.6, 0.02, False, temperature=2.0, prototypes=0.3, prior="frequency")
+FULL = GaussianHead(0.8, 0.6, 7, 20, temperature=2.0, prototypes=0.3, prior="frequency")
 
 
 def forged(folder: Path, **changes: Any) -> None:
