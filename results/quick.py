@@ -6,6 +6,7 @@ from typing import Any
 from fedbnn.evaluation.evaluate import Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.experiment import Experiment, budget
+from fedbnn.federation.parts import Federation
 from fedbnn.state import State
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
@@ -20,6 +21,6 @@ def played(made: Experiment) -> tuple[State, list[dict[str, Any]]]:
     with Ledger(made.run_dir) as ledger:
         private = {"privacy": made.privacy, "budget": budget(made, ledger)}
         beside = ledger, rejected, judge, ()
-        federation = server.Federation(f"quick-{seed}", *parts, *beside, **private)
+        federation = Federation(f"quick-{seed}", *parts, *beside, **private)
         state = server.run(federation, made.initial)
         return state, [json.loads(line) for _, line in ledger.records()]

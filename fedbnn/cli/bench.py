@@ -33,8 +33,8 @@ from fedbnn.cli.train import parse
 from fedbnn.errors import FederationError
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import one_thread
+from fedbnn.federation.exchange import totals
 from fedbnn.federation.experiment import Experiment
-from fedbnn.federation.server import totals
 from fedbnn.heads.gaussian import EXCHANGE
 from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.networks import NETWORKS, Classifier

@@ -22,6 +22,7 @@ from fedbnn.evaluation.evaluate import Evaluation, Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
+from fedbnn.federation.parts import Federation
 from fedbnn.heads import ExactHead, Head
 from fedbnn.methods import Method
 from fedbnn.report import page
@@ -155,7 +156,7 @@ def _play(
     LOG.info("%s is complete", name)
 
 
-def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.Federation:
+def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> Federation:
     """The parts that the rounds need."""
     config, seed = made.config, int(made.config["seed"])
     parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
@@ -164,7 +165,7 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> server.
     beside = ledger, rejected, Evaluator(*judged, seed, made.device), watchers, made.late
     account = budget(made, ledger)
     named = f"{config['name']}-{seed}"
-    return server.Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
+    return Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
 
 
 def budget(made: Experiment, ledger: Ledger) -> Budget | None:

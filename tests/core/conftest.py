@@ -10,7 +10,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation.engines import SerialEngine
-from fedbnn.federation.server import Federation
+from fedbnn.federation.parts import Federation
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import Method
 from fedbnn.networks import MLP

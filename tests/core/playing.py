@@ -7,7 +7,7 @@ from typing import Any
 from datamodules.stream import FederatedStream
 from fedbnn.federation import server
 from fedbnn.federation.engines import Private, SerialEngine
-from fedbnn.federation.server import Federation
+from fedbnn.federation.parts import Federation
 from fedbnn.messages import Failure, FitResult
 from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining

@@ -12,7 +12,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.federation import late, server
 from fedbnn.federation.engines import Engine, Private
 from fedbnn.federation.late import Late
-from fedbnn.federation.server import Federation
+from fedbnn.federation.parts import Federation
 from fedbnn.messages import Failure, FitInstruction, FitResult, Refused, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.seeds import generator

@@ -11,7 +11,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
 from fedbnn.federation import server
-from fedbnn.federation.server import Federation
+from fedbnn.federation.parts import Federation
 from fedbnn.heads import GaussianHead
 from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.federation import server
+from fedbnn.federation import exchange
 from fedbnn.messages import FitResult, Update
 from fedbnn.state import State
 from fedbnn.storage.files import Rejected, Spool
@@ -69,12 +69,12 @@ def bound(method: Callable[..., Any], state: State) -> Callable[[Any], Any]:
 def overhear(monkeypatch: pytest.MonkeyPatch) -> list[Played]:
     """Every exchange that is folded from now on."""
     heard: list[Played] = []
-    fold = server._fold
+    fold = exchange._fold
 
     def overheard(aggregator: Any, state: State, candidates: Candidates) -> State:
         updates = list(candidates._accepted.values())
         heard.append(Played(aggregator, state, sorted(updates, key=lambda one: one.client)))
         return fold(aggregator, state, candidates)
 
-    monkeypatch.setattr(server, "_fold", overheard)
+    monkeypatch.setattr(exchange, "_fold", overheard)
     return heard

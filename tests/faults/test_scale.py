@@ -16,7 +16,7 @@ from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines import SerialEngine
-from fedbnn.federation.server import Federation
+from fedbnn.federation.parts import Federation
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods import Scaffold

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedbnn.federation.server import RoundStats
+from fedbnn.federation.parts import RoundStats
 from fedbnn.messages import FitResult
 from lightning_modules.point_client import Meter
 

@@ -13,6 +13,7 @@ from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines import SerialEngine
+from fedbnn.federation.parts import Federation
 from fedbnn.heads import Head, LinearHead, prototypes
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.messages import Failure, FitResult
@@ -147,7 +148,7 @@ def play(
         return {}
 
     with Ledger(folder, keep=100) as ledger:
-        federation = server.Federation(
+        federation = Federation(
             run="toy",
             stream=seen,
             method=method,

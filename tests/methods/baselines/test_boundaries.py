@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedbnn.defense.privacy import Privacy
 from fedbnn.federation import server
 from fedbnn.heads import HEADS, GaussianHead, Head, LinearHead
 from fedbnn.methods import METHODS, Method
@@ -87,7 +88,7 @@ def test_where_tasks_overlap_consolidation_has_a_pace_unless_the_configuration_g
 def exchanges(method: Method, number: int, head: Head = LINEAR) -> list[str]:
     """The exchanges of a round of a stream whose only task ends with round 3."""
     stream = SimpleNamespace(task_ends=lambda: (3,))
-    federation = SimpleNamespace(method=method, head=head, stream=stream)
+    federation = SimpleNamespace(method=method, head=head, stream=stream, privacy=Privacy())
     found = server.exchanges(federation, number, State({}), State({}))
     return [aggregator.exchange for aggregator in found]
 
