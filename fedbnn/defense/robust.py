@@ -14,10 +14,11 @@ sigma / sqrt(K), and one client at the distance r sqrt(2) sigma moves it by r sq
 Fewer images than usual scatter more, as the root of their number, and weigh less; more of them are
 more steps, and an honest walk is longer by their root. A model that hardly moves any more would
 make every step look long: a distance below `calm`, a small part of the weights' own length, is none
-to speak of. So with a cap of u one client makes the error about sqrt(1 + u^2) times as large, however many there are, and a gross
-forgery has no pull at all (Hampel's redescending weight). A norm would not do: a flipped sign has
-the norm of an honest update, and zeros have less. As long as fewer than half of the clients lie,
-every median is an honest distance. Three clients that moved are the least that can be judged.
+to speak of. So with a cap of u one client makes the error about sqrt(1 + u^2) times as large,
+however many there are, and a gross forgery has no pull at all (Hampel's redescending weight). A
+norm would not do: a flipped sign has the norm of an honest update, and zeros have less. As long as
+fewer than half of the clients lie, every median is an honest distance. Three clients that moved are
+the least that can be judged.
 
 Rows of classes cannot be compared so: somebody may be the only one who knows a class, and a new
 class moves far. But rows are about equally long, and their precisions too. For each of these
