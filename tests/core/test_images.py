@@ -109,10 +109,10 @@ WRONG = {
 def test_what_is_no_picture_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     make, reason = WRONG[name]
     make(tmp_path / name)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(DataError, match=reason) as caught:
         decode(tmp_path / name, 3, (8, 8))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert caught.value.where == str(tmp_path / name)
     assert "\n" not in str(caught.value)
 
