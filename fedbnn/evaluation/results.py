@@ -35,7 +35,7 @@ class Facts:
 def results(lines: Sequence[Line], facts: Facts) -> dict[str, Any]:
     """The whole of results.json.
 
-    `linear` is what the linear rows would have said where class posteriors predict.
+    `linear` is what the linear head would have said where class posteriors predict.
     """
     second = [{**line, **line["linear"]} for line in lines if line.get("linear")]
     return {

@@ -58,7 +58,7 @@ PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the
 PRESETS = ("fedbnn_paper", "fedbnn_paper_damped", "fedbnn_authors")
 """More names of the paper's method."""
 PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
-LINEAR = ", linear rows"
+LINEAR = ", linear head"
 
 
 def every(results: Runs, reference: str = REFERENCE, sweep: Varied | None = None) -> list[Table]:
@@ -103,7 +103,7 @@ def _story(results: Results, regime: str) -> str:
 
 
 def _both_heads(results: Runs) -> list[Results]:
-    """Each run, and after it the same run read off its linear rows where both heads were tested."""
+    """Each run, and after it the same run read off its linear head where both heads were tested."""
     runs: list[Results] = []
     for run in results:
         linear = {**run, **run.get("linear", {}), "method": run["method"] + LINEAR}

@@ -67,7 +67,7 @@ def test_both_heads_of_a_method_stand_under_its_line(grid: Runs) -> None:
     names = [
         row.name for row in titles["task-aware accuracy @Fin beside the paper, in percent"].rows
     ]
-    assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn, linear rows"]
+    assert names[-3:] == ["paper: fedbnn", "fedbnn", "fedbnn, linear head"]
     assert (
         "task-aware accuracy @TS beside the paper, in percent" not in titles
     )  # the paper gives no @TS of gradual streams

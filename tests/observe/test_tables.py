@@ -132,7 +132,7 @@ def test_a_run_tested_with_both_heads_is_two_lines_of_the_table_and_one_of_the_c
     worse = {name: {**grid[0][name], "avg_fin": 1.0} for name in ("task_aware", "class_agnostic")}
     both = [{**grid[0], "linear": {**worse, "fon": grid[0]["fon"], "novelty": None}}, *grid[1:]]
     made = tables.every(both)
-    name = f"{grid[0]['method']}, linear rows"
+    name = f"{grid[0]['method']}, linear head"
     assert cell(made[0], name, "aware @Fin").value == 1.0
     assert cell(made[0], grid[0]["method"], "aware @Fin") == cell(
         tables.every(grid)[0], grid[0]["method"], "aware @Fin"
