@@ -159,7 +159,7 @@ class Peer:
         self.ready, self._served, self._due = False, False, inf
         self._connection, theirs = Pipe()
         command = [sys.executable, "-P", worker.__file__, str(os.getpid())]
-        apart: dict[str, Any] = {"env": environment() | own, "start_new_session": True}
+        apart: dict[str, Any] = {"env": {**environment(), **own}, "start_new_session": True}
         with theirs, open(2 if log is None else log, "ab", closefd=log is not None) as output:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=output, stderr=output, **apart
