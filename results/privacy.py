@@ -82,6 +82,7 @@ def draw(drawn: dict[str, Any], path: Path) -> None:
             known = [(spent, value) for spent, value in pairs if spent is not None]
             (line,) = axes.semilogx(*zip(*known, strict=True), marker="o", label=method)
             axes.axhline(one["class_agnostic"][0], color=line.get_color(), linestyle="--")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("epsilon spent at the end (delta 1e-5)")
         axes.set_ylabel("class-agnostic accuracy @Fin, %")
         axes.legend()

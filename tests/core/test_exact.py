@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
+from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import ConfigError
 from fedbnn.federation import server
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead, exact
@@ -168,7 +169,8 @@ def test_rows_are_of_all_images_so_far_and_of_a_class_where_they_are() -> None:
 def test_exact_trains_nothing_and_ends_in_the_posterior_of_everything_shown(
     federate: Callable[..., Any], digits: Any
 ) -> None:
-    federation, start = federate(Exact(), head=HEAD, gate=Gate(influence_cap=None))
+    every = {"gate": Gate(influence_cap=None), "privacy": Privacy(smallest_class=1)}
+    federation, start = federate(Exact(), head=HEAD, **every)
     state = server.run(federation, start)
     assert torch.equal(state["backbone"], start["backbone"])
     assert not state["prototypes"].any()
