@@ -154,7 +154,7 @@ ATTACKS: dict[str, Tests] = {
             "test_what_happens_to_a_worker_costs_its_client_only",
             "test_an_abandoned_exchange_does_not_answer_the_next_one",
             "test_workers_that_cannot_start_are_an_error_with_its_reason",
-            "test_workers_see_no_api_key_and_one_thread",
+            "test_workers_see_no_secret_and_one_thread",
             "test_a_worker_dies_with_its_parent_also_before_it_has_begun",
         ),
     },

@@ -64,7 +64,7 @@ WRONG = {
         "explain",
         "x",
     ): "error: argument code: invalid int value: 'x' (fedbnn explain); see fedbnn explain --help\n",
-    ("explain", "7"): "error: there is no exit code 7; known: 0, 2, 3, 4, 5, 6, 130, 143\n",
+    ("explain", "9"): "error: there is no exit code 9; known: 0, 2, 3, 4, 5, 6, 7, 130, 143\n",
     (
         "data",
         "--sise",

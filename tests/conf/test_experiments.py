@@ -53,7 +53,7 @@ EXPECTED = {
     "domain_digits": Expected(separate(8, 5), "domain digits", 8, at_once=5, clients=20),
     "quickstart": Expected(separate(6, 5), "class digits", 8, at_once=5, clients=20),
     "cifar100_ci_fast": Expected(separate(10, 4), "class cifar100", 32),
-    "cifar100_fixed_fast": Expected(separate(10, 4), "class cifar100", 32),
+    "cifar100_fixed": Expected(separate(10, 4), "class cifar100", 32),
     "cifar100_sota": Expected(separate(1, 5), "class cifar100", 32, at_once=5, clients=5),
     "gradual_ci_fast": Expected(((0, 12), (8, 22), (18, 32), (28, 40)), "class cifar100", 32),
     "gradual_ti_fast": Expected(

@@ -122,8 +122,7 @@ def test_one_image_can_be_found_from_its_sum_and_not_where_it_sends_none(
     backbone = MLP((1, 8, 8), (300,))
     layout = layout_of(backbone)
     weights, buffers = layout.read(backbone)
-    named = {"backbone": weights, "buffers": buffers}
-    state = State({**named, **{f"{name}.before": value for name, value in named.items()}})
+    state = State({"backbone": weights, "buffers": buffers})
     images = digits.train(1, digits.participants(1)[0])
     look = Preprocess(digits.preprocess.mean, digits.preprocess.deviation)
     names, (first, second) = images.classes, images.labels.unique()[:2].tolist()
@@ -137,7 +136,7 @@ def test_one_image_can_be_found_from_its_sum_and_not_where_it_sends_none(
     def best(settings: Privacy) -> float:
         """The best an attacker does with any sum that was sent."""
         sent = own.of(tuple(settings.enough(own.counts())))
-        sums = measure(backbone, layout, state, sent)["posteriors.sum"]
+        sums = measure(backbone, layout, state, sent)["posteriors.sum"][:, -300:]
         means = sums / torch.tensor(list(sent.counts().values()))[:, None]
         return max(alike(found_from(mean, backbone), secret) for mean in means)
 
