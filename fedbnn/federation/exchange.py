@@ -37,20 +37,7 @@ def exchange(
         sent = without_posteriors(aggregator.broadcast(state))
         payload = FitInstruction(*this, sent, *whole).to_bytes()
         stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
-        call = ExpectedUpdate(
-            *(*this, content_digest(payload), counts),
-            expected=partial(aggregator.expected, state),
-            defect=_defect(federation, aggregator, state),
-            influence=partial(aggregator.influence, state),
-            known=partial(aggregator.known, state),
-            apart=partial(aggregator.apart, state),
-            kept=partial(_kept, federation, state),
-            receipts=not federation.method.server_reads,
-            forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
-            **_in_numbers(aggregator, state),
-            private=_protection(federation, aggregator, state, counts, stats.round),
-            calm=aggregator.calm(state) if isinstance(aggregator, Aggregator) else 0.0,
-        )
+        call = _expected(federation, state, aggregator, (*this, content_digest(payload)), counts)
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
         if aggregator.exchange == TRAIN:
             federation.asked[stats.round] = call.prior
@@ -63,6 +50,30 @@ def exchange(
         privates.drop(client)
     stats.add(candidates, moves)
     return folded
+
+
+def _expected(
+    federation: Federation,
+    state: State,
+    aggregator: Exchange,
+    this: tuple[str, int, str, str],
+    counts: SampleCounts,
+) -> ExpectedUpdate:
+    """What may come up in answer to `this`: run, round, exchange, and the digest of the payload."""
+    return ExpectedUpdate(
+        *(*this, counts),
+        expected=partial(aggregator.expected, state),
+        defect=_defect(federation, aggregator, state),
+        influence=partial(aggregator.influence, state),
+        known=partial(aggregator.known, state),
+        apart=partial(aggregator.apart, state),
+        kept=partial(_kept, federation, state),
+        receipts=not federation.method.server_reads,
+        forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
+        **_in_numbers(aggregator, state),
+        private=_protection(federation, aggregator, state, counts, this[1]),
+        calm=aggregator.calm(state) if isinstance(aggregator, Aggregator) else 0.0,
+    )
 
 
 def _asked(federation: Federation, aggregator: Exchange, counts: SampleCounts) -> SampleCounts:

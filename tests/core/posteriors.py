@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.messages import Update
-from fedbnn.methods.fedbnn import FOLDS, PosteriorFold
+from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold
 from fedbnn.state import State
 
 Posterior = tuple[Tensor, Tensor]

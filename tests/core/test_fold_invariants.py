@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbnn.messages import Update
-from fedbnn.methods.fedbnn import FOLDS
+from fedbnn.methods.posterior_fold import FOLDS
 from fedbnn.state import State
 from tests.core.posteriors import (
     COUNTS,

@@ -10,10 +10,11 @@ from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.aggregation import MOMENTS, PointFold, ServerStep, extrapolated
 from fedbnn.methods.fedavg import FedAvg, FedProx
-from fedbnn.methods.fedbnn import FedBNN, Moments, PosteriorFold, Product, Scaled
+from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.glfc import FCIL
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
+from fedbnn.methods.posterior_fold import Moments, PosteriorFold, Product, Scaled
 from fedbnn.methods.scaffold import Scaffold
 from fedbnn.networks import NETWORKS
 from fedbnn.state import State

@@ -1,0 +1,175 @@
+"""How likelihood factors become the next posterior: three rules, and the sums they are made of.
+
+With L_k, e_k the natural parameters of client k, w_k = n_k / N (n_kc / N_c for the prototype of
+class c), and p = `server_lr`:
+
+    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
+    product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
+    moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.messages import Update, class_counts
+from fedbnn.methods.aggregation import WeightedMean, extrapolated, tempered
+from fedbnn.state import State
+
+LOG = logging.getLogger(__name__)
+Pair = tuple[Tensor, Tensor]
+STRETCH = 2**16
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+
+    That binds beyond p = 1, and where the sums are `noisy`.
+
+    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1. Every
+    rule is two running sums: what to add for one client, and what the sums mean.
+    """
+
+    server_lr: float = 1.0
+    noisy: bool = False
+
+    @property
+    def floor(self) -> float:
+        """The part of each precision that stays, whatever the factors say."""
+        return 0.5 if self.server_lr > 1 or self.noisy else 0.0
+
+    def weight(self, samples: Tensor) -> Tensor:
+        """Clients count by their images, n_k."""
+        return samples
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+        """The two tensors of which the weighted sum is kept: the factor itself."""
+        return factor.precision, factor.info
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """Location and scale from the sums; sum w_k L_k = L_0 + sum w_k dL_k."""
+        factor = Gaussian(first / total, second / total) ** self.server_lr
+        folded = prior.moved(factor, self.floor)
+        if low := int((prior.precision + factor.precision < folded.precision).sum()):
+            LOG.info("%d of %d precisions lifted to the floor", low, first.numel())
+        return folded.loc, folded.scale
+
+
+class Product(Scaled):
+    """L = L_0 + p sum dL_k, e likewise; a tenth of every precision stays."""
+
+    floor = 0.1
+
+    def weight(self, samples: Tensor) -> Tensor:
+        """Every client with images counts once: its factor already knows how many it saw."""
+        return (samples > 0).to(samples.dtype)
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """The sums are not divided: q_0 times the product of the factors to the power p."""
+        return super().posterior(prior, first, second, torch.ones_like(total))
+
+
+class Moments(Scaled):
+    """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
+
+    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+        """First and second moment about the prior mean, where the subtraction loses nothing."""
+        client = prior * factor
+        shift = client.loc - prior.loc
+        return shift, client.precision.reciprocal() + shift.square()
+
+    def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
+        """Location and scale of the mixture."""
+        shift = first / total
+        return prior.loc + shift, (second / total - shift.square()).sqrt()
+
+
+FOLDS: Mapping[str, type[Scaled]] = {"scaled": Scaled, "product": Product, "moments": Moments}
+
+
+class GaussianSums:
+    """The running sums of rows of weights, each row with its own weight; a backbone is one row.
+
+    All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, rule: Scaled) -> None:
+        self.loc, self.scale, self.rule = loc, scale, rule
+        self.prior = Gaussian.from_moments(loc, scale)
+        self.first = torch.zeros_like(self.prior.precision)
+        self.second = torch.zeros_like(self.first)
+        self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
+
+    def add(self, factor: Gaussian, samples: Tensor, rows: Tensor | None = None) -> None:
+        """Add one client's factors of these rows (None: the one there is) with so many images."""
+        weight = self.rule.weight(samples).view(-1, 1)
+        index = torch.arange(1) if rows is None else rows
+        for part in self._stretches():
+            here = (slice(None) if rows is None else rows, part)
+            own = Gaussian(factor.precision[:, part].double(), factor.info[:, part].double())
+            first, second = self.rule.summands(self.prior[here], own)
+            for total, value in ((self.first, first), (self.second, second)):
+                total[:, part].index_add_(0, index, weight * value)
+        self.total.index_add_(0, index, weight)
+
+    def _stretches(self) -> Iterator[slice]:
+        """All columns, some at a time."""
+        return (slice(at, at + STRETCH) for at in range(0, self.loc.shape[1], STRETCH))
+
+    def value(self) -> Pair:
+        """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
+        met = self.total[:, 0] > 0
+        loc, scale = self.loc.clone(), self.scale.clone()
+        for part in self._stretches() if bool(met.any()) else ():
+            here = (slice(None) if bool(met.all()) else met, part)
+            sums = self.first[here], self.second[here], self.total[here[0]]
+            new_loc, new_scale = self.rule.posterior(self.prior[here], *sums)
+            loc[here], scale[here] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
+        return loc, scale
+
+
+class PosteriorFold:
+    """Folds factors into the next posterior: the backbone by n_k, each prototype by n_kc."""
+
+    def __init__(self, state: State, rule: Scaled, step: float = 1.0) -> None:
+        self.state, self.step = state, step
+        self.backbone = GaussianSums(state["backbone"][None], state["backbone.scale"][None], rule)
+        self.buffers = WeightedMean(state["buffers"])
+        self.rows = None
+        if "prototypes.scale" in state:
+            self.rows = GaussianSums(state["prototypes"], state["prototypes.scale"], rule)
+        self.samples = torch.zeros(len(state.classes), dtype=torch.float64)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Fold one update in, its factors to the power `trust`; without data it is neutral."""
+        if not update.samples:
+            return
+        whole = torch.tensor([update.samples], dtype=torch.float64)
+        self.backbone.add(factor_of(update, "backbone", trust)[None], whole)
+        buffers = tempered(update.tensors["buffers"], self.buffers.start, trust)
+        self.buffers.add(buffers, update.samples)
+        if self.rows is not None and update.counts:
+            index, counts = self.state.index(update.classes), class_counts(update)
+            self.rows.add(factor_of(update, "prototypes", trust), counts, index)
+            self.samples[index] += counts
+
+    def close(self) -> State:
+        """The next posterior."""
+        loc, scale = self.backbone.value()
+        buffers = extrapolated(self.state["buffers"], self.buffers.value(), self.step)
+        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": buffers}
+        if self.rows is not None:
+            folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
+            folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples
+        return self.state.having(folded)
+
+
+def factor_of(update: Update, site: str, trust: float = 1.0) -> Gaussian:
+    """The likelihood factor of one site as it was sent, raised to the power `trust`."""
+    factor = Gaussian(update.tensors[f"{site}.precision"], update.tensors[f"{site}.info"])
+    return factor if trust == 1.0 else factor**trust
