@@ -16,6 +16,7 @@ from jsonargparse.typing import PositiveInt
 from rich import progress
 from rich.console import Console
 
+from fedbnn.cli.beside import PATIENCE_SECONDS, environment
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
@@ -26,8 +27,7 @@ from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-LOOK_SECONDS, PATIENCE_SECONDS, PLAIN_SECONDS, SPEED_SECONDS = 0.5, 20.0, 30.0, 600.0
+LOOK_SECONDS, PLAIN_SECONDS, SPEED_SECONDS = 0.5, 30.0, 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -218,9 +218,7 @@ class Pool:
             self._end_all()
 
     def _start(self, cell: Cell) -> None:
-        """One thread, and the import path of this process: parts of the user's own are there."""
-        command, path = cell.command(self.config), os.pathsep.join(sys.path)
-        apart = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
+        command, apart = cell.command(self.config), environment()
         with self._log(cell).open("ab") as log:
             self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=apart)
 

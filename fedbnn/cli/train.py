@@ -21,6 +21,7 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
+from fedbnn.cli import beside
 from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
@@ -96,21 +97,32 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
-    """Each run in its own directory; after several, what they say together."""
-    first, found = run_directory(wanted[0]), []
+    """Each run in its own directory, several at a time; after them, what they say together."""
+    first = run_directory(wanted[0])
     names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
-    directories = [first.with_name(name) for name in names]
-    for parsed, directory in zip(wanted, directories, strict=True):
-        composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
-        try:
-            with traceback_to(directory / "log.txt"):
-                found.append(play(composed))
-        except Stopped as stopped:
-            sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
-            return int(stopped.code)
-    if len(found) > 1:
+    runs = list(zip(wanted, [first.with_name(name) for name in names], strict=True))
+    hands = 1 if engine else beside.hands([parsed.values for parsed in wanted])
+    mine, *theirs = ([runs[one] for one in pile] for pile in beside.dealt(len(runs), hands))
+    with beside.helping([[(one.values, path) for one, path in pile] for pile in theirs]) as helpers:
+        played = (alone(parsed, directory, engine) for parsed, directory in mine)
+        code = next(filter(None, chain(played, (helper.wait() for helper in helpers))), 0)
+    if not code and len(runs) > 1:
+        directories = [directory for _, directory in runs]
         written = page.write(directories, first / "beside", str(wanted[0]["name"]))
-        console.show([tables.averages(found)], f"side by side  {written.page}")
+        averages = tables.averages(list(map(page.results_of, directories)))
+        console.show([averages], f"side by side  {written.page}")
+    return code
+
+
+def alone(parsed: Parsed, directory: Path, engine: Engines | None = None) -> int:
+    """One run; its exit code, which says if somebody stopped it."""
+    composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
+    try:
+        with traceback_to(directory / "log.txt"):
+            play(composed)
+    except Stopped as stopped:
+        sys.stderr.write(stopped.message(directory, max(rounds(directory), default=0)) + "\n")
+        return int(stopped.code)
     return 0
 
 

@@ -125,7 +125,8 @@ def figure(found: Sequence[Entry]) -> Figure:
         row, column = place[one.client], one.round - 1
         cells[row, column] = np.nanmax([cells[row, column], one.moved])
     with style.house():
-        drawn = Figure(figsize=(9, min(9.0, 1.8 + 0.18 * len(clients))))
+        size = 9, min(9.0, 1.8 + 0.18 * len(clients))
+        drawn = Figure(figsize=size, layout="constrained")
         axes = drawn.subplots()
         how: Any = {"cmap": "cividis_r", "vmin": 0, "vmax": 1, "aspect": "auto"}
         extent = (0.5, last + 0.5, len(clients) - 0.5, -0.5)
@@ -137,7 +138,7 @@ def figure(found: Sequence[Entry]) -> Figure:
         axes.grid(visible=False)
         axes.set(xlabel="round", ylabel="client", title="How far each client moved the model")
         drawn.colorbar(shown, label="part of the round's move", pad=0.01)
-        return style.settled(style.legend_below(drawn) if axes.collections else drawn)
+        return style.legend_below(drawn) if axes.collections else drawn
 
 
 def _mark(axes: Axes, found: Sequence[Entry], place: Mapping[int, int]) -> None:

@@ -63,8 +63,9 @@ def moving(held: Mapping[int, Held], asked: Mapping[int, Collection[int]], path:
     classes = list(dict.fromkeys(name for names in met for name in names))
     most = max((count for counts in everybody for count in counts.values()), default=1)
     with style.house():
-        figure, writer = Figure(figsize=(8, 4.5)), PillowWriter(fps=FAST)
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
+        writer = PillowWriter(fps=FAST)
         with writer.saving(figure, str(path), dpi=100):
             for number, clients in held.items():
                 axes.clear()

@@ -17,6 +17,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 LOOKS = {
     "fedbnn": ("#0072B2", "o"),
@@ -90,11 +91,8 @@ def legend_below(figure: Figure) -> Figure:
 
 
 def settled(figure: Figure) -> Figure:
-    """The figure, laid out once for all formats."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-    figure.set_layout_engine("none")
+    """The figure, laid out once for all formats; one that has an engine is drawn twice a save."""
+    ConstrainedLayoutEngine().execute(figure)
     return figure
 
 
