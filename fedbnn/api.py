@@ -23,6 +23,7 @@ from fedbnn.cli.compose import compose
 from fedbnn.errors import ConfigError, Exit, FederationError
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.export import Model
+from fedbnn.report import page
 from fedbnn.storage import run_dir
 
 Config = str | Path | Sequence[str | Path]
@@ -51,8 +52,9 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The page with its tables and figures."""
-        return self.directory / "report.html"
+        """The page with its tables and figures; of a run that drew none it is drawn now."""
+        path = self.directory / "report.html"
+        return path if path.is_file() else page.write([self.directory], self.directory).page
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -129,7 +129,8 @@ class Cell:
         """The words of `fedbnn train`, new or begun; a setting wins over what stands before it."""
         where, group = str(self.directory), self.directory.parent.resolve().name
         own = {"method": self.method, "seed": str(self.seed), "run_dir": where}
-        own |= {"track.group": group, "track.name": self.name, **dict(self.settings)}
+        own |= {"track.group": group, "track.name": self.name, "report": "false"}
+        own |= dict(self.settings)
         begun = {"resume": where} if (self.directory / "state/config.json").is_file() else {}
         return [*(f"--config={file}" for file in config), *flags(own | begun)]
 

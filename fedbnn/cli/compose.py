@@ -55,6 +55,7 @@ SCHEMA: Schema = {
     "seed": Value(int, 0, "seed of everything random"),
     "run_dir": Value(str | None, None, DIRECTORY),
     "beside": Value(list[str], [], "methods to run beside it, each with its own flags"),
+    "report": Value(bool, True, "draw report.html and figures/; fedbnn report does so later"),
     "stream": Section(FederatedStream, given=("seed",)),
     "network": Named(NETWORKS, "lenet", given=("image_shape",), own=own.network),
     "method": Named(

@@ -88,12 +88,15 @@ def _dry_run(parsed: Parsed) -> int:
 
 
 def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
-    """The same with the other methods it names, unless the user chose one method or one run."""
+    """The same with the other methods it names, unless the user chose one method or one run.
+
+    One page shows all of them: they have none of their own unless that is asked for.
+    """
     if parsed.flags.resume or "method" in parsed.flags.asked:
         return []
     others = [entry.split() for entry in parsed["beside"]]
     chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
-    return [parse([*argv, "--method", *words]) for words in chosen]
+    return [parse(["--report=false", *argv, "--method", *words]) for words in chosen]
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:

@@ -41,7 +41,7 @@ OBSERVING = (
 )
 """Arguments of Lightning's Trainer that watch a fit and do not change it."""
 MAY_DIFFER = (
-    *("engine", "track", "ledger", "run_dir", "name", "beside"),
+    *("engine", "track", "ledger", "run_dir", "name", "beside", "report"),
     *("stream.data_dir", "stream.cache_dir", "stream.download"),
     *(f"trainer.{name}" for name in OBSERVING),
 )
@@ -186,7 +186,8 @@ def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledge
         look = shown.image_shape, state.classes, shown.preprocess
         card = export.Card(network, *look, experiment.head)
         export.save_model(directory, card, state, experiment.backbone)
-    tracker.finish(found, page.write([directory], directory).figures)
+    drawn = page.write([directory], directory).figures if experiment.config["report"] else []
+    tracker.finish(found, drawn)
 
 
 def _results(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:

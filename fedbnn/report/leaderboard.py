@@ -28,7 +28,10 @@ COLUMNS: dict[str, Place] = {
     "seconds": ("costs", "seconds"),
 }
 WORDS = ("seeds", "stored images", "told boundaries", "commit", "command")
-WHERE = ("track", "engine", "beside", "stream.data_dir", "stream.cache_dir", "stream.download")
+WHERE = (
+    *("track", "engine", "beside", "report"),
+    *("stream.data_dir", "stream.cache_dir", "stream.download"),
+)
 NOTES = (
     "forgetting and ECE are class-agnostic",
     "MB: up and down, of a whole run",

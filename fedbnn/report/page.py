@@ -24,7 +24,7 @@ from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import Damaged, read, read_json, write_atomic, writing
 from fedbnn.storage.run_dir import flat, intact, sealed_again
 
-OWN = ("seed", "run_dir", "method.name", "track.group", "track.name")
+OWN = ("seed", "run_dir", "report", "method.name", "track.group", "track.name")
 """Settings that every run has of its own, and nobody needs to be told."""
 MOST_INCIDENTS = 50
 SAID = {"–": "--", "−": "$-$", "±": r"$\pm$", "\\": r"\textbackslash{}"}

@@ -150,7 +150,8 @@ class Console(Watcher):
         self.say(f"{results['method']}, seed {results['seed']}: {took}")
         if text := words.incidents(results):
             self.say(text)
-        self.say(f"report  {run_dir / 'report.html'}")
+        page = run_dir / "report.html"
+        self.say(f"report  {page if page.is_file() else f'fedbnn report {run_dir}'}")
 
 
 def _facts(record: Record) -> str:

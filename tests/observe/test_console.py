@@ -88,7 +88,14 @@ def test_the_end_is_the_table_and_the_place_of_the_report(lines, run) -> None:
     text = shown(io.StringIO(), lines, run)
     assert "average" in text
     assert f"{run['class_agnostic']['avg_fin']:.1f}" in text
-    assert text.rstrip().endswith("report  runs/x/report.html")
+    assert text.rstrip().endswith("report  fedbnn report runs/x")
+
+
+def test_a_page_that_was_drawn_is_named(run, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("<html>", encoding="utf-8")
+    Console(rounds=1, file=(file := io.StringIO())).finished(run, tmp_path)
+    said = file.getvalue().replace("\n", "")
+    assert said.endswith(f"report  {tmp_path / 'report.html'}")
 
 
 def test_a_long_run_prints_about_a_hundred_lines_and_always_the_last(lines, run) -> None:

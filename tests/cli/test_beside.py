@@ -1,0 +1,99 @@
+"""Runs at the same time as the first: who plays what, and how a helper ends."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedbnn import devices
+from fedbnn.cli import beside
+from tests.cli.command import ROOT, TINY, command, environment, process, started
+
+SERIAL = {"engine": {"name": "serial"}}
+
+
+@pytest.mark.parametrize("piles", [1, 2, 3, 7])
+def test_every_run_is_dealt_once_and_evenly(piles: int) -> None:
+    found = beside.dealt(7, piles)
+    assert sorted(number for pile in found for number in pile) == list(range(7))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert found[0][0] == 0
+
+
+def test_four_runs_on_two_cores_give_this_process_the_first_and_the_last() -> None:
+    assert beside.dealt(4, 2) == [[0, 3], [1, 2]]
+
+
+def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert beside.hands([SERIAL] * 4) == 2
+    assert beside.hands([SERIAL]) == 1
+
+
+def test_other_engines_and_gpus_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert beside.hands([SERIAL, {"engine": {"name": "processes"}}]) == 1
+    monkeypatch.setattr(devices, "gpus", lambda: ["0"])
+    assert beside.hands([SERIAL] * 2) == 1
+
+
+def test_a_run_in_another_process_finds_what_this_one_can_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = beside.environment(threads=3)
+    assert str(tmp_path) in found["PYTHONPATH"].split(os.pathsep)
+    assert {found[name] for name in beside.THREADS} == {"3"}
+
+
+@pytest.mark.slow
+def test_a_run_beside_that_fails_gives_its_exit_code_and_its_line(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY + "beside: [fedavg]\n", encoding="utf-8")
+    (tmp_path / "taken-fedavg" / "state").mkdir(parents=True)
+    (tmp_path / "taken-fedavg" / "state" / "config.json").write_text("{}", encoding="utf-8")
+    ran = process(tmp_path, "--config", "tiny.yaml", "--run_dir", "taken")
+    assert ran.returncode == 5
+    assert ran.stderr.startswith("error: ")
+    assert "taken-fedavg" in ran.stderr
+    assert (tmp_path / "taken" / "results.json").is_file()
+    assert not (tmp_path / "taken" / "beside").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_no_helper_outlives_the_command(tmp_path: Path, end: signal.Signals) -> None:
+    words = ["--config", str(ROOT / "conf" / "quickstart.yaml"), "--run_dir", "first"]
+    with started(command(*words), tmp_path, env=environment()) as running:
+        wait_until(lambda: list(tmp_path.glob("first-*/state/rounds/*")))
+        helpers = children(running.pid)
+        assert helpers
+        running.send_signal(end)
+        running.wait()
+    wait_until(lambda: not any(map(alive, helpers)))
+    assert not (tmp_path / "first" / "results.json").is_file()
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 120.0) -> None:
+    """Look ten times a second."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def children(parent: int) -> list[int]:
+    """The processes that it started."""
+    listed = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+    return [int(word) for word in listed.split()]
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: neither gone nor waiting to be."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.split()[0] != "Z"
