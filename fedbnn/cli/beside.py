@@ -98,18 +98,15 @@ def helping(piles: Sequence[Sequence[Task]]) -> Iterator[list[Helper]]:
 
 def main() -> int:
     """Play the runs that the first line of standard input names, until one fails."""
-    from fedbnn.cli.compose import SCHEMA
+    from fedbnn.cli.compose import SCHEMA, compose
     from fedbnn.cli.main import ended
     from fedbnn.cli.train import alone
     from fedbnn.config.parse import restored
 
     tasks = json.loads(sys.stdin.readline())
     Thread(target=_hang, daemon=True).start()
-    codes = (
-        ended(lambda one=values, where=directory: alone(restored(one, SCHEMA), Path(where)))
-        for values, directory in tasks
-    )
-    return next(filter(None, codes), 0)
+    made = (compose(restored(values, SCHEMA), Path(directory)) for values, directory in tasks)
+    return ended(lambda: next(filter(None, map(alone, made)), 0))
 
 
 def _hang() -> None:

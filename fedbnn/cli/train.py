@@ -100,14 +100,18 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
-    """Each run in its own directory, several at a time; after them, what they say together."""
+    """Each run in its own directory, several at a time; after them, what they say together.
+
+    What cannot be composed is refused before anything is started.
+    """
     first = run_directory(wanted[0])
     names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
     runs = list(zip(wanted, [first.with_name(name) for name in names], strict=True))
     hands = 1 if engine else beside.hands([parsed.values for parsed in wanted])
     mine, *theirs = ([runs[one] for one in pile] for pile in beside.dealt(len(runs), hands))
+    composed = (compose(one, path, bool(one.flags.resume), engine) for one, path in mine)
+    played = map(alone, chain([next(composed)], composed))
     with beside.helping([[(one.values, path) for one, path in pile] for pile in theirs]) as helpers:
-        played = (alone(parsed, directory, engine) for parsed, directory in mine)
         code = next(filter(None, chain(played, (helper.wait() for helper in helpers))), 0)
     if not code and len(runs) > 1:
         directories = [directory for _, directory in runs]
@@ -117,9 +121,9 @@ def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
     return code
 
 
-def alone(parsed: Parsed, directory: Path, engine: Engines | None = None) -> int:
+def alone(composed: Experiment) -> int:
     """One run; its exit code, which says if somebody stopped it."""
-    composed = compose(parsed, directory, bool(parsed.flags.resume), engine)
+    directory = composed.run_dir
     try:
         with traceback_to(directory / "log.txt"):
             play(composed)

@@ -11,10 +11,6 @@ from nbclient import NotebookClient
 from tests.docs.blocks import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-TIMED = [
-    pytest.param(path, marks=[pytest.mark.slow] if "fedbnn.compare" in path.read_text() else [])
-    for path in NOTEBOOKS
-]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -39,7 +35,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KernelMan
     manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, kernel: tuple[KernelManager, Path]) -> None:
     manager, folder = kernel
     notebook = nbformat.read(path, as_version=4)
