@@ -1,4 +1,4 @@
-"""The Dockerfile, read as the builder reads it: what it copies is there, and what it starts works."""
+"""The Dockerfile, read as its builder does: what it copies is there, what it starts works."""
 
 import fnmatch
 import json
@@ -50,7 +50,7 @@ def test_the_wheel_can_be_built_from_what_the_builder_is_given() -> None:
     for name in (*needed, "fedbnn", "lightning_modules", "datamodules", "conf"):
         assert (ROOT / name).exists()
         assert not ignored(name)
-    assert [["pip", "wheel"]] == [words[:2] for words in of("RUN") if "wheel" in words]
+    assert [words[:2] for words in of("RUN") if "wheel" in words] == [["pip", "wheel"]]
 
 
 def test_python_is_new_enough() -> None:
