@@ -25,6 +25,19 @@ def test_the_front_page_begins_with_the_two_commands_and_has_the_picture_and_the
     assert all(word in paper for word in ("Variational Bayes", "arxiv.org", "@article", "Sun"))
 
 
+def test_the_front_page_has_its_parts_in_order() -> None:
+    """One sentence, the picture, the paper, badges, install, demo, results, Python, own, methods."""
+    text = README.read_text(encoding="utf-8")
+    parts = (
+        *("**One model", "](results/figures/quickstart.png)", "## The paper", "@article", "badges/"),
+        *("## Install", "## The demo", "## Results", "## Ten lines of Python"),
+        *("## Your own data, network and method", "## Methods", "## Documentation"),
+    )
+    places = [text.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 def test_the_table_of_methods_is_complete_and_true() -> None:
     table = rows(README, "Methods")
     assert [name for name, *_ in table] == list(METHODS)
