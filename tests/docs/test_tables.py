@@ -26,10 +26,10 @@ def test_the_front_page_begins_with_the_two_commands_and_has_the_picture_and_the
 
 
 def test_the_front_page_has_its_parts_in_order() -> None:
-    """One sentence, the picture, the paper, badges, install, demo, results, Python, own, methods."""
+    """What it is, how it looks, what it implements, how to begin, what it reaches, how to use."""
     text = README.read_text(encoding="utf-8")
     parts = (
-        *("**One model", "](results/figures/quickstart.png)", "## The paper", "@article", "badges/"),
+        *("**One model", "figures/quickstart.png)", "## The paper", "@article", "badges/"),
         *("## Install", "## The demo", "## Results", "## Ten lines of Python"),
         *("## Your own data, network and method", "## Methods", "## Documentation"),
     )
