@@ -25,9 +25,12 @@ from fedbnn.report.values import Cell, Results, Runs, Varied, by_method, over_se
 Curves = Sequence[Sequence[float | None]]
 Lines = Mapping[str, Sequence[Cell]]
 Looks = Mapping[str, Mapping[str, Any]]
+BINNED = ("confidence", "accuracy")
 TRAINED = {"loss": "Training loss", "kl": "KL to the prior"}
 ACROSS = 5
 """Accuracy matrices of several methods stand so many in a row."""
+ENOUGH = 5
+"""Images of which a fraction says something."""
 
 
 def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
@@ -257,11 +260,11 @@ def reliability(runs: Runs) -> Figure | None:
 
 
 def _draw_reliability(axes: Axes, bins: Runs, shadow: bool, **look: Any) -> None:
-    """One curve of the bins of several runs together; bins without images are left out."""
+    """One curve of the bins of several runs together; bins with next to no images are left out."""
     images = np.array([one["images"] for one in bins], dtype=float)
     total = images.sum(axis=0)
-    parts = [np.array([one[name] for one in bins]) for name in ("confidence", "accuracy")]
-    means = [(part * images).sum(axis=0)[total > 0] / total[total > 0] for part in parts]
+    parts, known = [[one[name] for one in bins] for name in BINNED], total >= ENOUGH
+    means = [(np.array(part) * images).sum(axis=0)[known] / total[known] for part in parts]
     axes.plot(*means, markersize=4, **look)
     if shadow:
         share, edges = total / max(total.sum(), 1), np.linspace(0, 1, len(total) + 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, ImageOps
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_image
 from torch import nn
 
@@ -99,3 +99,18 @@ def test_a_constructor_of_torchvision_begins_with_a_local_file(tmp_path: Path) -
         "classifier.0.weight",
         "classifier.0.bias",
     ]
+
+
+def test_a_constructor_of_timm_begins_with_a_local_file(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    asked = {"model_name": "resnet10t", "num_classes": 7}
+    made = timm.create_model(**asked)
+    save_file(made.state_dict(), tmp_path / "weights.safetensors")
+    build = own.builder("timm:create_model")
+    where = {"weights": str(tmp_path / "weights.safetensors"), "trained": ["layer4"]}
+    options = {"model_name": asked.pop("model_name"), "options": asked}
+    backbone = build(image_shape=(3, 32, 32), **where, **options)
+    images = torch.rand(2, 3, 32, 32)
+    made.fc = nn.Identity()
+    assert torch.allclose(backbone.eval()(images), made.eval()(images), atol=1e-5)
+    assert {name.split(".")[0] for name, _ in backbone.named_parameters()} == {"layer4"}

@@ -98,6 +98,14 @@ def test_a_point_run_has_no_posterior_and_a_finished_stream_no_unseen_classes(li
     assert not {"posterior_scale", "uncertainty", "reliability"} & set(drawn)
 
 
+def test_a_bin_of_a_few_images_is_no_point_of_the_reliability_curve(run, lines) -> None:
+    """The bins hold 0, 3, 6, ... images: the first two say nothing."""
+    axes = of_run(run, lines)["reliability"].axes[0]
+    confidence = [(place + 0.5) / 15 for place in range(2, 15)]
+    assert np.allclose(axes.lines[1].get_xdata(), confidence)
+    assert np.allclose(axes.lines[1].get_ydata(), [0.9 * value for value in confidence])
+
+
 def test_an_unfinished_run_and_a_single_task_can_be_drawn(lines, facts, tmp_path) -> None:
     early = results(lines[:2], facts)
     alone = [{**line, "tasks": line["tasks"][:1], "shares": [1.0]} for line in lines]
