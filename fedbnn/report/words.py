@@ -31,8 +31,8 @@ def of_run(run: Results) -> str:
     text += f" and about {free} when it must choose among all classes seen."
     aware, agnostic = (run[regime]["forgetting"] for regime in REGIMES)
     if aware is not None and agnostic is not None:
-        text += f" On the way it lost {aware:.1f} points of the earlier tasks when told the task,"
-        text += f" {agnostic:.1f} when not."
+        text += f" On the way it lost {aware:z.1f} points of the earlier tasks when told the task,"
+        text += f" {agnostic:z.1f} when not."
     return f"{text} {incidents(run)}".strip()
 
 

@@ -187,6 +187,12 @@ def test_the_summary_of_a_run_gives_both_regimes_with_their_chance(run) -> None:
     assert "5 of 12 rounds" in words.of_run({**run, "rounds_done": 5})
 
 
+def test_nothing_lost_is_said_without_a_sign(run) -> None:
+    """A mean of rounding errors below zero is no gain."""
+    least = {**run, "task_aware": {**run["task_aware"], "forgetting": -1e-15}}
+    assert " it lost 0.0 points " in words.of_run(least)
+
+
 def test_a_down_weighted_update_stands_beside_the_refused_and_the_failed(
     page, comparison, grid
 ) -> None:
