@@ -10,6 +10,7 @@ import pytest
 
 from fedbnn import devices
 from fedbnn.cli import beside
+from fedbnn.errors import Exit
 from tests.cli.command import ROOT, TINY, command, environment, process, started
 
 SERIAL = {"engine": {"name": "serial"}}
@@ -52,12 +53,12 @@ def test_a_run_in_another_process_finds_what_this_one_can_import(
 @pytest.mark.slow
 def test_a_run_beside_that_fails_gives_its_exit_code_and_its_line(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY + "beside: [fedavg]\n", encoding="utf-8")
-    (tmp_path / "taken-fedavg" / "state").mkdir(parents=True)
-    (tmp_path / "taken-fedavg" / "state" / "config.json").write_text("{}", encoding="utf-8")
+    there = ("--method", "fedavg", "--run_dir", "taken-fedavg")
+    assert process(tmp_path, "--config", "tiny.yaml", *there).returncode == 0
     ran = process(tmp_path, "--config", "tiny.yaml", "--run_dir", "taken")
-    assert ran.returncode == 5
-    assert ran.stderr.startswith("error: ")
-    assert "taken-fedavg" in ran.stderr
+    assert ran.returncode == Exit.RUN_DIRECTORY
+    assert ran.stderr.startswith("error: this directory holds a run already (taken-fedavg)")
+    assert ran.stderr.count("\n") == 1
     assert (tmp_path / "taken" / "results.json").is_file()
     assert not (tmp_path / "taken" / "beside").exists()
 
