@@ -110,8 +110,11 @@ def main() -> int:
 
 
 def _hang() -> None:
-    """Nobody writes more: when reading ends, so does this process."""
-    sys.stdin.read()
+    """Nobody writes more: when reading ends, so does this process.
+
+    Not through `sys.stdin`, whose lock this thread would hold while the interpreter ends.
+    """
+    os.read(sys.stdin.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
