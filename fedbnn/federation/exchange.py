@@ -8,11 +8,10 @@ from typing import Any
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Spec
 from fedbnn.defense.moves import Moves, moves_of_means
-from fedbnn.defense.privacy import Protection, Question
+from fedbnn.defense.privacy import Protection, Question, unit
 from fedbnn.federation import late
 from fedbnn.federation.parts import Federation, RoundStats, SampleCounts
-from fedbnn.heads import ExactHead
-from fedbnn.heads.exact import ExactAggregator, unit
+from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult, Refused, Update, read_update
@@ -189,8 +188,10 @@ def _protection(
     settings, same = federation.privacy, next(iter(counts.values()))
     if not settings.on:
         return None
-    head, statistics = federation.head, aggregator.exchange == STATISTICS
-    length = unit(head, federation.stream.image_shape) if isinstance(head, ExactHead) else 1.0
+    statistics, length = aggregator.exchange == STATISTICS, 1.0
+    if statistics:
+        sent, shape = aggregator.broadcast(state), federation.stream.image_shape
+        length = unit(federation.head, federation.backbone, federation.layout, sent, shape)
     classes = tuple(name for name in same if name)
     question = Question(state, classes, federation.layout, length)
     seed = federation.budget.seed(round, aggregator.exchange) if federation.budget else 0

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch import nn
+
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense import privacy
 from fedbnn.defense.budget import Budget
@@ -41,6 +43,7 @@ class Federation:
     stream: Stream
     method: Method
     head: Head
+    backbone: nn.Module
     layout: Layout
     engine: Engine
     gate: Gate
@@ -53,14 +56,18 @@ class Federation:
     privacy: Privacy = field(default_factory=Privacy)
     budget: Budget | None = None
 
-    def __post_init__(self) -> None:
-        privacy.check(self.privacy, self.gate, self.method, self.head, self.layout)
-        if self.privacy.on and self.late.late == "fold":
-            what, fix = "a late answer would be counted twice", "set federation.late: refuse"
-            raise ConfigError(what, "privacy", fix)
-        if self.late.late == "fold":
-            late.only_factors(self.method)
-        _fitting(self.method, self.head, moves=bool(self.layout.size))
+
+def check(
+    private: Privacy, gate: Gate, when: Late, method: Method, head: Head, layout: Layout
+) -> None:
+    """Refuse parts that do not go together, in one line."""
+    privacy.check(private, gate, method, head, layout)
+    if private.on and when.late == "fold":
+        what, fix = "a late answer would be counted twice", "set federation.late: refuse"
+        raise ConfigError(what, "privacy", fix)
+    if when.late == "fold":
+        late.only_factors(method)
+    _fitting(method, head, moves=bool(layout.size))
 
 
 def _fitting(method: Method, head: Head, moves: bool) -> None:
