@@ -38,7 +38,7 @@ from fedbnn.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")
-BATCH, FLOATS = 256, 2**22
+BATCH, FLOATS, IDLE = 256, 2**22, 0.01
 Output = Callable[..., Tensor]
 Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 
@@ -134,7 +134,8 @@ class Importances(Consolidation):
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        return ImportanceAggregator(EXCHANGE, False, SITES, decay=self.method.decay)
+        decay, strength = self.method.decay, self.method.factor * self.method.strength
+        return ImportanceAggregator(EXCHANGE, False, SITES, decay=decay, strength=strength)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
@@ -153,9 +154,10 @@ class Importances(Consolidation):
 
 @dataclass(frozen=True)
 class ImportanceAggregator(Aggregator):
-    """The exchange of importances, one for every weight."""
+    """The exchange of importances, one for every weight; `strength` is s / Omega."""
 
     decay: float = 1.0
+    strength: float = 1.0
 
     def broadcast(self, state: State) -> State:
         """Weights to measure under."""
@@ -171,13 +173,21 @@ class ImportanceAggregator(Aggregator):
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
     def calm(self, state: State) -> float:
-        """Importances have no length to begin with."""
-        return 0.0
+        """Roots of importances that hold nothing: where everybody is sure, there are hardly any."""
+        return self._idle(state["backbone"]) * math.sqrt(state["backbone"].numel())
+
+    def _idle(self, weights: Tensor) -> float:
+        """sqrt(Omega) of all P weights whose penalty is below 0.01 nats, were theta to go to 0.
+
+        s Omega |theta|^2 / 2 <= 0.01
+        """
+        penalty = self.strength * float(weights.double().square().sum()) / 2
+        return math.sqrt(IDLE / penalty) if penalty else math.inf
 
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
         """The size of the prototypes' importances, likewise: a sure client has hardly any."""
         sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
-        return apart_in_size(sizes, "importances of prototypes")
+        return apart_in_size(sizes, "importances of prototypes", self._idle(state["prototypes"]))
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""
