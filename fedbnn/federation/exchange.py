@@ -38,10 +38,12 @@ def exchange(
         stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
         call = _expected(federation, state, aggregator, (*this, content_digest(payload)), counts)
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
+        order = late.Order(call.prior, set(counts))
         if aggregator.exchange == TRAIN:
-            federation.asked[stats.round] = call.prior
+            federation.asked[stats.round] = order
             _admit_late(federation, call, candidates)
         _collect(federation, payload, candidates, privates, stats)
+        order.owing -= candidates.heard
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
         moves = _moves(aggregator, state, folded, candidates)
@@ -146,8 +148,9 @@ def _keep_late(federation: Federation, answer: FitResult, candidates: Candidates
     """An answer to an earlier round waits on disk for the next one, unless that is too late."""
     folded = candidates.call.round + 1
     try:
-        late.check(answer, federation.asked, folded, federation.late.rounds)
+        order = late.check(answer, federation.asked, folded, federation.late.rounds)
         federation.ledger.keep_late(folded, answer.client, answer.update)
+        order.owing.discard(answer.client)
     except Refused as refusal:
         candidates.refuse(answer.client, answer.update, str(refusal))
 

@@ -17,7 +17,7 @@ from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import ConfigError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.late import Late
+from fedbnn.federation.late import Late, Order
 from fedbnn.heads import ExactHead, Head, LinearHead
 from fedbnn.messages import FitResult
 from fedbnn.methods import Method
@@ -35,8 +35,8 @@ SampleCounts = dict[int, dict[str, int]]
 class Federation:
     """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round.
 
-    `asked` has the digest of every instruction to train that was sent, by round; `budget` is the
-    account of a run whose clients are private.
+    `asked` has every instruction to train that was sent, by round, and who owes an answer to it;
+    `budget` is the account of a run whose clients are private.
     """
 
     run: str
@@ -52,7 +52,7 @@ class Federation:
     evaluate: Callable[[State, int, Mapping[int, bytes]], Record]
     watchers: Sequence[Watcher]
     late: Late = field(default_factory=Late)
-    asked: dict[int, str] = field(default_factory=dict)
+    asked: dict[int, Order] = field(default_factory=dict)
     privacy: Privacy = field(default_factory=Privacy)
     budget: Budget | None = None
 
