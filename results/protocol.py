@@ -9,15 +9,16 @@ table reports, the mean of the average task-aware and class-agnostic accuracy at
 When the grid is tried, the trials that are left go where they tell most: beyond the grid while the
 best value is its first or last, then between the best value and the better of its neighbours. Runs
 that are finished are not run again, so the command can be stopped and started. It ends with the
-comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/.
+comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/. `--methods`
+plays some of the methods only, each as it would be played with the others.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -87,21 +88,22 @@ class Runs:
     data_dir: str
     jobs: int
 
-    def compare(self, out: Path, *words: str) -> None:
-        """`fedbnn compare` with what all runs of the protocol share."""
-        shared = {**self.protocol.shared, "stream.data_dir": self.data_dir, "track.wandb": "off"}
-        given = [word for key, value in shared.items() for word in ("--set", f"{key}={value}")]
-        config, jobs = ("--config", self.protocol.config), ("--jobs", str(self.jobs))
-        command = [sys.executable, "-m", "fedbnn", "compare", *config, *jobs, *given, *words]
+    def compare(self, out: Path, methods: Sequence[str], *words: str, **more: Any) -> None:
+        """`fedbnn compare` with what all runs of the protocol share, or those of one method."""
+        where = {"stream.data_dir": self.data_dir, "track.wandb": "off"}
+        shared = {**self.protocol.shared, **where, **more}
+        ours = {key: value for key, value in shared.items() if _of(key) in (None, *methods)}
+        given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "fedbnn", "compare", "--config", self.protocol.config]
+        command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given, *words]
         subprocess.run([*command, "--out", str(out)], check=True)
 
     def score(self, method: str, knob: str, value: float) -> float:
         """One trial on the validation split, in percent."""
         seed, out = self.protocol.tuning_seed, self.folder / "tuning" / method
-        words = ["--methods", method, "--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
+        words = ["--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
         only = {"stream.validation": "true", "evaluate.every": 0, **self.protocol.tuning}
-        words += [word for key, value in only.items() for word in ("--set", f"{key}={value}")]
-        self.compare(out, *words)
+        self.compare(out, [method], *words, **only)
         found = json.loads((out / f"{method}-s{seed}-{value:g}" / "results.json").read_text())
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
@@ -134,13 +136,18 @@ class Runs:
 
     def table(self, found: Mapping[str, Trials]) -> None:
         """The comparison on the test split, every method at its winner."""
-        words = ["--methods", ",".join(self.protocol.methods)]
-        words += ["--seeds", ",".join(map(str, self.protocol.seeds))]
+        words = ["--seeds", ",".join(map(str, self.protocol.seeds))]
         for method, trials in found.items():
             knob = self.protocol.methods[method]
             assert knob is not None
             words += ["--set", f"{method}:{knob[0]}={max(trials, key=trials.__getitem__):g}"]
-        self.compare(self.folder / "table", *words)
+        self.compare(self.folder / "table", [*self.protocol.methods], *words)
+
+
+def _of(key: str) -> str | None:
+    """The method whose setting this is; None where it is everybody's."""
+    method, colon, _ = key.partition(":")
+    return method if colon else None
 
 
 def main() -> None:
@@ -150,8 +157,12 @@ def main() -> None:
     parser.add_argument("protocol", type=Path)
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--methods", type=lambda names: names.split(","), metavar="A,B")
     options = parser.parse_args()
     protocol = Protocol.read(options.protocol)
+    if options.methods:
+        some = {name: protocol.methods[name] for name in options.methods}
+        protocol = replace(protocol, methods=some)
     folder = Path(f"runs/protocol-{protocol.name}")
     folder.mkdir(parents=True, exist_ok=True)
     runs = Runs(protocol, folder, options.data_dir, options.jobs)

@@ -170,8 +170,8 @@ def test_without_information_every_precision_stays_where_it_was(
 # What a client's round leaves behind.
 
 
-def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Tensor]:
-    """The posterior a client is sent, its answer, and the true curvature at the means it found."""
+def ran(digits: FederatedStream, method: FedBNN) -> tuple[State, ClientRunner, Update]:
+    """The posterior a client is sent, the process it ran in, and its answer."""
     backbone, images = MLP(digits.image_shape, (16,)), digits.train(1, 0)
     layout, counts = layout_of(backbone), images.counts()
     points = dict(zip(("backbone", "buffers"), layout.read(backbone), strict=True))
@@ -180,7 +180,13 @@ def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Te
     local = LocalTraining(epochs=5, batch_size=16)
     runner = ClientRunner(digits, backbone, layout, method, LinearHead(), local, {}, seed=0)
     sent = FitInstruction("run", 1, "train", state, len(images), counts)
-    answer = read_update(runner.perform(sent.to_bytes(), 0, None).update)
+    return state, runner, read_update(runner.perform(sent.to_bytes(), 0, None).update)
+
+
+def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Tensor]:
+    """The posterior a client is sent, its answer, and the true curvature at the means it found."""
+    (state, runner, answer), images = ran(digits, method), digits.train(1, 0)
+    backbone, layout = runner.backbone, runner.layout
     found = {site: posterior(state, answer, site).loc for site in ("backbone", "prototypes")}
     layout.write(backbone, found["backbone"].float(), torch.zeros(0))
     network = layout.classifier(backbone, found["prototypes"].float())
@@ -211,9 +217,26 @@ def test_a_client_never_becomes_less_certain(digits: FederatedStream) -> None:
 def test_scales_that_are_held_are_no_parameters_and_do_not_move() -> None:
     model, _ = small()
     guide = MeanFieldGuide(model, learned=False)
-    guide.swap(model.prior().loc, model.prior().scale)
+    narrow = 0.5 * model.prior().scale
+    guide.swap(model.prior().loc, narrow)
     assert [name for name, _ in guide.named_parameters()] == ["loc"]
-    assert guide.posterior().scale.data_ptr() == model.prior().scale.data_ptr()
+    assert torch.equal(guide.posterior().scale, narrow)
+    ClosedFormELBO(0.3).differentiable_loss(model, guide, *BATCH).backward()
+    assert torch.equal(guide.posterior().scale, narrow)
+
+
+def test_prototypes_of_a_new_class_have_a_wide_prior_and_are_drawn_narrowly(
+    digits: FederatedStream,
+) -> None:
+    """The pull to where they began is weak, and the noise in training that of other weights."""
+    state, runner, _ = ran(digits, FedBNN(scale_gain=0.05, prototype_gain=1.0))
+    assert runner.posterior is not None
+    model, guide, size = runner.posterior.model, runner.posterior.guide, runner.layout.size
+    width = state["prototypes"].shape[1]
+    for scales, gain in ((model.prior().scale, 1.0), (guide.posterior().scale, 0.05)):
+        rows = scales[size:]
+        torch.testing.assert_close(rows, torch.full_like(rows, gain * width**-0.5))
+        torch.testing.assert_close(scales[:size], state["backbone.scale"])
 
 
 def test_with_scales_held_the_loss_is_the_one_of_learned_scales_that_have_not_moved() -> None:
@@ -244,7 +267,9 @@ def test_without_a_temperature_curvature_has_no_measure() -> None:
 
 @pytest.mark.parametrize(("server_lr", "retention"), [(1.0, 1.0), (2.0, 0.8)])
 def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention: float) -> None:
-    """Five rounds of the same curvature F: tau (L - L_init) / N = p (gamma + ... + gamma^5) F."""
+    """Five rounds of the same curvature F: tau (L - L_init) / N = (gamma + ... + gamma^5) F,
+    however far the server goes.
+    """
     method = FedBNN(server_lr=server_lr, retention=retention, temperature=0.5)
     layout, images, curvature = layout_of(MLP(SHAPE, (2,))), 30, 0.7
     first = layout.initial_scale(method.scale_gain)
@@ -258,13 +283,14 @@ def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention:
         updates = [Update("run", 1, "train", k, "", 15, {}, sent) for k in range(2)]
         state = method.end_round(state, folded(state, updates, "scaled", server_lr), layout)
     grown = state["backbone.scale"].double().pow(-2) - first.double().pow(-2)
-    strength = server_lr * sum(retention**age for age in range(1, 6))
+    strength = sum(retention**age for age in range(1, 6))
     expected = torch.full_like(grown, strength * curvature)
     torch.testing.assert_close(method.temperature * grown / images, expected, rtol=1e-3, atol=0)
 
 
 def test_results_say_how_strong_the_prior_becomes() -> None:
     said = "prior_in_rounds_of_data"
-    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "2 a round"
+    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "1 a round"
+    assert FedBNN(fold_by="product", server_lr=0.1).facts()[said] == "0.1 a round"
     assert FedBNN(precision="curvature", retention=0.9).facts()[said] == "at most 9"
     assert said not in FedBNN(precision="learned").facts()

@@ -243,7 +243,8 @@ def test_drift_is_drawn_where_the_next_task_shows(run, lines, grid) -> None:
     (curve,) = drawn.get_lines()
     heights = dict(zip(*curve.get_data(), strict=True))
     assert {number for number, height in heights.items() if height > 0.5} == {4, 8}
-    assert len(of_grid(grid)["surprise"].axes[0].get_lines()) == len({one["method"] for one in grid})
+    methods = {one["method"] for one in grid}
+    assert len(of_grid(grid)["surprise"].axes[0].get_lines()) == len(methods)
     without = [{**one, "surprise": [None] * len(one["surprise"])} for one in grid]
     assert "surprise" not in of_grid(without)
 
