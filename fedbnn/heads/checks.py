@@ -223,16 +223,16 @@ def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
     return found
 
 
-def apart_in_size(sizes: Mapping[int, float], name: str, calm: float = 0.0) -> Apart:
+def apart_in_size(sizes: Mapping[int, float], name: str, idle: float = 0.0) -> Apart:
     """How large something is by the largest of the others, where honest ones differ by orders.
 
-    The limit is 20; two others are needed. What is below `calm` is nothing to speak of.
+    The limit is 20 of these, or what is `idle`; two others are needed.
     """
     found: Apart = {}
     for client, own in sizes.items():
         others = [size for other, size in sizes.items() if other != client]
-        if len(others) > 1 and (most := max(*others, calm)):
-            found[client] = own / most / LARGE, name
+        if len(others) > 1 and (most := max(LARGE * max(others), idle)):
+            found[client] = own / most, name
     return found
 
 

@@ -174,24 +174,31 @@ class ImportanceAggregator(Aggregator):
 
     def calm(self, state: State) -> float:
         """Roots of importances that hold nothing: where everybody is sure, there are hardly any."""
-        return self._idle(state["backbone"]) * math.sqrt(state["backbone"].numel())
+        weights = state["backbone"]
+        return self._idle(weights.numel(), _size(weights)) * math.sqrt(weights.numel())
 
-    def _idle(self, weights: Tensor) -> float:
-        """sqrt(Omega) of all P weights whose penalty is below 0.01 nats, were theta to go to 0.
+    def _idle(self, weights: int, size: float) -> float:
+        """sqrt(Omega) at which so many weights that move by their mean square cost 0.01 nats.
 
-        s Omega |theta|^2 / 2 <= 0.01
+        s Omega P E[theta^2] / 2 = 0.01
         """
-        penalty = self.strength * float(weights.double().square().sum()) / 2
-        return math.sqrt(IDLE / penalty) if penalty else math.inf
+        penalty = self.strength * weights * size / 2
+        return math.sqrt(IDLE / penalty) if penalty else 0.0
 
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
         """The size of the prototypes' importances, likewise: a sure client has hardly any."""
         sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
-        return apart_in_size(sizes, "importances of prototypes", self._idle(state["prototypes"]))
+        idle = self._idle(state["prototypes"].numel(), max(_size(state[site]) for site in SITES))
+        return apart_in_size(sizes, "importances of prototypes", idle)
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""
         return ImportanceFold(state, self.decay)
+
+
+def _size(weights: Tensor) -> float:
+    """E[theta^2]; 0 of none."""
+    return float(weights.double().square().mean()) if weights.numel() else 0.0
 
 
 class ImportanceFold:
