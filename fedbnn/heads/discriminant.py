@@ -109,8 +109,7 @@ class Discriminant:
         """The same where the features are, if float64 is known there."""
         if device.type == "mps":
             return self
-        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-        there: dict[str, Any] = {name: one.to(device) for name, one in tensors.items()}
+        there: Any = {k: one.to(device) for k, one in vars(self).items() if isinstance(one, Tensor)}
         return replace(self, **there)
 
     def log_densities(self, white: Tensor) -> Tensor:
