@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
-from fedbnn.defense.privacy import Privacy, Question, clipped, noised
+from fedbnn.defense.privacy import Privacy, Question, clipped, noised, unit
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.heads import ExactHead, Head, exact, gaussian, prototypes
+from fedbnn.heads import ExactHead, Head, exact, gaussian, plain_sums, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet
 from fedbnn.messages import FitInstruction, FitResult, Update, is_receipt
@@ -68,12 +68,13 @@ class ClientRunner:
 
     def _private(self, update: Update, instruction: FitInstruction) -> Update:
         """What it may say of its images: clipped, the same counts as everybody, its own noise."""
-        statistics, unit = update.exchange == gaussian.EXCHANGE, 1.0
-        if statistics and isinstance(self.head, ExactHead):
-            update = exact.summed(update, update.tensors[exact.SUM].shape[1])
-            unit = exact.unit(self.head, self.stream.image_shape)
+        statistics, length = update.exchange == gaussian.EXCHANGE, 1.0
+        if statistics:
+            update, sent = plain_sums.summed(update), instruction.state
+            network = self.backbone, self.layout
+            length = unit(self.head, *network, sent, self.stream.image_shape)
         classes = tuple(instruction.class_totals)
-        question = Question(instruction.state, classes, self.layout, unit)
+        question = Question(instruction.state, classes, self.layout, length)
         clip = self.privacy.clip_of(statistics)
         steps = clipped(question.asked(update), clip)
         if self.privacy.at == "client" and self.privacy.noise:

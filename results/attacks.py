@@ -113,7 +113,7 @@ def main() -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--out", default=Path("runs/attacks"), type=Path)
-    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--liars", type=int, default=1, help="of the five clients of a round")
     parser.add_argument("--rounds_per_task", type=int, default=6)
     options = parser.parse_args()

@@ -24,7 +24,10 @@ HERE = Path(__file__).resolve().parent
 NOISE = (0.0, 0.3, 0.6, 1.2, 2.5, 5.0, 10.0)
 METHODS = {
     "exact": ("--method=exact", "--head.filters=4", "--privacy.clip_images=4"),
-    "fedbnn": ("--method=fedbnn", "--head=linear", "--network.hidden=[20]", "--privacy.clip=20"),
+    "fedbnn": (
+        *("--method=fedbnn", "--network.hidden=[20]"),
+        *("--privacy.clip=20", "--privacy.clip_images=4"),
+    ),
 }
 CLIENTS = ("--stream.clients=100", "--stream.clients_per_round=100", "--stream.rounds_per_task=1")
 REGIMES = ("task_aware", "class_agnostic")
@@ -94,7 +97,7 @@ def main() -> None:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
     parser.add_argument("--out", default=Path("runs/privacy"), type=Path)
-    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--methods", default=",".join(METHODS))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -15,12 +15,12 @@ from fedbnn.storage.ledger import Ledger
 def played(made: Experiment) -> tuple[State, list[dict[str, Any]]]:
     """All rounds, as the command plays them."""
     seed = int(made.config["seed"])
-    parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
+    parts = made.stream, made.method, made.head, made.backbone, made.layout, made.engine
     judge = Evaluator(made.stream, made.backbone, made.layout, made.head, made.evaluation, seed)
     rejected = Rejected(made.run_dir / "rejected", 0)
     with Ledger(made.run_dir) as ledger:
         private = {"privacy": made.privacy, "budget": budget(made, ledger)}
-        beside = ledger, rejected, judge, ()
+        beside = made.gate, ledger, rejected, judge, ()
         federation = Federation(f"quick-{seed}", *parts, *beside, **private)
         state = server.run(federation, made.initial)
         return state, [json.loads(line) for _, line in ledger.records()]

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,12 +40,11 @@ def epsilon(noise: float, questions: int, delta: float) -> float:
 
 @dataclass
 class Budget:
-    """The account of a run: `participants` by round, `questions` asked of each in a round."""
+    """The account of a run: how many questions are `asked` of whom in a round."""
 
     privacy: Privacy
     root: Path
-    participants: Callable[[int], Sequence[int]]
-    questions: int
+    asked: Callable[[int], Mapping[int, int]]
     _begun: dict[int, int] = field(default_factory=dict)
     _key: str = ""
 
@@ -77,8 +76,8 @@ class Budget:
             return None
         asked = Counter[int]()
         for number in range(1, round + 1):
-            for client in self.participants(number):
-                asked[client] += begun.get(number, 1) * self.questions
+            for client, questions in self.asked(number).items():
+                asked[client] += begun.get(number, 1) * questions
         most = max(asked.values(), default=0)
         return epsilon(self.privacy.noise, most, self.privacy.delta) if most else 0.0
 

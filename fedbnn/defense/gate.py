@@ -106,7 +106,8 @@ class Candidates:
     They come in client order. `trust` is the weight of every client that is folded, `failed` and
     `refused` say by client what is not and why, `pulls` how far each stood from the others, and
     `late` how many rounds ago a client was asked for the answer that is folded now; `received` has
-    the bytes of every client's answers, `squares` the squared distances between those `placed`.
+    the bytes of every client's answers, `squares` the squared distances between those `placed`, and
+    `heard` are the clients that have spoken for themselves.
     """
 
     gate: Gate
@@ -121,7 +122,7 @@ class Candidates:
     received: dict[int, int] = field(default_factory=dict)
     placed: Sequence[int] = ()
     squares: Tensor | None = None
-    _heard: set[int] = field(default_factory=set)
+    heard: set[int] = field(default_factory=set)
     _accepted: dict[int, Update] = field(default_factory=dict)
 
     @property
@@ -132,7 +133,7 @@ class Candidates:
     def admit(self, answer: FitResult | Failure, call: ExpectedUpdate | None = None) -> bool:
         """Accept an answer for folding, or note by name why not; `call` is that of a late one."""
         if isinstance(answer, Failure):
-            if answer.client in self.call.sample_counts and answer.client not in self._heard:
+            if answer.client in self.call.sample_counts and answer.client not in self.heard:
                 self.failed[answer.client] = answer.reason
             return False
         self.received[answer.client] = len(answer.update) + self.received.get(answer.client, 0)
@@ -184,11 +185,11 @@ class Candidates:
         """Each client speaks for itself, once, and before it has been given up."""
         if update.client != reply.client:
             raise Refused(f"claims to be client {update.client}")
-        if reply.client in self._heard:
+        if reply.client in self.heard:
             raise Refused("answered twice")
         if reply.client in self.failed:
             raise Refused("answered late, after it had been given up")
-        self._heard.add(reply.client)
+        self.heard.add(reply.client)
 
     def refuse(self, client: int, payload: bytes, reason: str) -> None:
         """Note by name why an answer does not count, and keep it for a person to look at."""

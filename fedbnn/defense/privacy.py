@@ -6,8 +6,8 @@ and all classes that the schedule has in the round, 0 for those it does not hold
     points       (theta_k - theta_0) / s_0             s_0 the scale of the prior, before there is
     factors      (de_k - dL_k m_0) s_0,                one FedBNN's first: 0.05 / sqrt(fan-in)
                  dL_k s_0^2 / sqrt(2)                  |x|^2 / 2 is about KL(posterior || prior)
-    statistics   n_kc,  s_kc / r,  M_k / r^2           r the length of the features of noise; so |x|
-                                                       is in images
+    statistics   n_kc,  s_kc / r,  M_k / r^2           r the length of the features of noise (under
+                                                       all backbones sent); so |x| is in images
 
     sent         x_k min(1, C / |x_k|)                 C = `clip`, or `clip_images` for statistics
     folded       sum_k of them + N(0, (z C)^2 I)       z = `noise`; of weights then divided by m
@@ -27,17 +27,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import chain
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegative, OpenUnitInterval, Positive
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import ConfigError
-from fedbnn.heads import ExactHead, GaussianHead, Head
-from fedbnn.heads.exact import COUNT, MOMENT, SUM
+from fedbnn.heads import ExactHead, Head, LinearHead, exact, gaussian, plain_sums
 from fedbnn.messages import Update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.exact import Exact
@@ -115,16 +115,22 @@ def check(privacy: Privacy, gate: Gate, method: Method, head: Head, layout: Layo
         raise ConfigError(what, "privacy", "use fedbnn, fedavg, fedprox or exact")
     if isinstance(method, FedBNN) and method.fold_by == "moments":
         raise ConfigError("moments are no sum of factors", "privacy", "use fold_by scaled, product")
-    if isinstance(head, GaussianHead):
-        what = "statistics of features that move are not made private"
-        raise ConfigError(what, "privacy", "use head: linear or exact")
     if layout.buffers:
         what = "running statistics of batch norm are not made private"
         raise ConfigError(what, "privacy", "use network.norm: group")
-    needed = ["clip"] * method.trains + ["clip_images"] * isinstance(head, ExactHead)
+    needed = ["clip"] * method.trains + ["clip_images"] * (not isinstance(head, LinearHead))
     for name in needed:
         if getattr(privacy, name) is None:
             raise ConfigError("this exchange would not be clipped", f"privacy.{name}", "set it")
+
+
+def unit(
+    head: Head, backbone: nn.Module, layout: Layout, sent: State, shape: tuple[int, int, int]
+) -> float:
+    """r: how long features of this head are, of noise, under the backbones that are sent."""
+    if isinstance(head, ExactHead):
+        return exact.unit(head, shape)
+    return gaussian.unit(backbone, layout, sent, shape)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,9 @@ class Question:
     @property
     def units(self) -> dict[str, float]:
         """Statistics by name, with what they are divided by."""
-        return {COUNT: 1.0, SUM: self.unit, MOMENT: self.unit**2}
+        powers = 1.0, self.unit, self.unit**2
+        named = (zip(plain_sums.names(head), powers, strict=True) for head in plain_sums.HEADS)
+        return dict(chain(*named))
 
     def asked(self, update: Update) -> Steps:
         """x_k of an update: dense, in units."""
@@ -178,7 +186,7 @@ class Question:
     def _dense(self, update: Update, name: str) -> Tensor:
         """A tensor with a row for every class of the round, if it has rows; 0 where none came."""
         value = update.tensors[name].double()
-        if not name.startswith("prototypes") and name not in (SUM, COUNT):
+        if not name.startswith("prototypes") and not name.endswith((".count", ".sum")):
             return value
         whole = value.new_zeros(len(self.classes), *value.shape[1:])
         whole[[self.classes.index(one) for one in update.classes]] = value

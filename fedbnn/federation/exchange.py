@@ -8,11 +8,10 @@ from typing import Any
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Spec
 from fedbnn.defense.moves import Moves, moves_of_means
-from fedbnn.defense.privacy import Protection, Question
+from fedbnn.defense.privacy import Protection, Question, unit
 from fedbnn.federation import late
 from fedbnn.federation.parts import Federation, RoundStats, SampleCounts
-from fedbnn.heads import ExactHead
-from fedbnn.heads.exact import ExactAggregator, unit
+from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.messages import FitInstruction, FitResult, Refused, Update, read_update
@@ -39,10 +38,12 @@ def exchange(
         stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
         call = _expected(federation, state, aggregator, (*this, content_digest(payload)), counts)
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
+        order = late.Order(call.prior, set(counts))
         if aggregator.exchange == TRAIN:
-            federation.asked[stats.round] = call.prior
+            federation.asked[stats.round] = order
             _admit_late(federation, call, candidates)
         _collect(federation, payload, candidates, privates, stats)
+        order.owing -= candidates.heard
         with stats.timing("fold"):
             folded = _fold(aggregator, state, candidates)
         moves = _moves(aggregator, state, folded, candidates)
@@ -147,8 +148,9 @@ def _keep_late(federation: Federation, answer: FitResult, candidates: Candidates
     """An answer to an earlier round waits on disk for the next one, unless that is too late."""
     folded = candidates.call.round + 1
     try:
-        late.check(answer, federation.asked, folded, federation.late.rounds)
+        order = late.check(answer, federation.asked, folded, federation.late.rounds)
         federation.ledger.keep_late(folded, answer.client, answer.update)
+        order.owing.discard(answer.client)
     except Refused as refusal:
         candidates.refuse(answer.client, answer.update, str(refusal))
 
@@ -189,8 +191,10 @@ def _protection(
     settings, same = federation.privacy, next(iter(counts.values()))
     if not settings.on:
         return None
-    head, statistics = federation.head, aggregator.exchange == STATISTICS
-    length = unit(head, federation.stream.image_shape) if isinstance(head, ExactHead) else 1.0
+    statistics, length = aggregator.exchange == STATISTICS, 1.0
+    if statistics:
+        sent, shape = aggregator.broadcast(state), federation.stream.image_shape
+        length = unit(federation.head, federation.backbone, federation.layout, sent, shape)
     classes = tuple(name for name in same if name)
     question = Question(state, classes, federation.layout, length)
     seed = federation.budget.seed(round, aggregator.exchange) if federation.budget else 0

@@ -19,11 +19,11 @@ from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import results
 from fedbnn.evaluation.evaluate import Evaluation, Evaluator
-from fedbnn.federation import server
+from fedbnn.federation import parts, server
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
 from fedbnn.federation.parts import Federation
-from fedbnn.heads import ExactHead, Head
+from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.methods import Method
 from fedbnn.report import page
 from fedbnn.state import State
@@ -76,6 +76,10 @@ class Experiment:
     device: torch.device
     trains_on: str
     retention: Retention = field(default_factory=Retention)
+
+    def __post_init__(self) -> None:
+        rules = self.privacy, self.gate, self.late
+        parts.check(*rules, self.method, self.head, self.layout)
 
     @property
     def name(self) -> str:
@@ -159,20 +163,26 @@ def _play(
 def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> Federation:
     """The parts that the rounds need."""
     config, seed = made.config, int(made.config["seed"])
-    parts = made.stream, made.method, made.head, made.layout, made.engine, made.gate
+    learns = made.stream, made.method, made.head, made.backbone, made.layout, made.engine
     rejected = Rejected(made.run_dir / "rejected", made.gate.keep_rejected)
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
-    beside = ledger, rejected, Evaluator(*judged, seed, made.device), watchers, made.late
-    account = budget(made, ledger)
-    named = f"{config['name']}-{seed}"
-    return Federation(named, *parts, *beside, privacy=made.privacy, budget=account)
+    judge = Evaluator(*judged, seed, made.device)
+    beside = made.gate, ledger, rejected, judge, watchers, made.late
+    named, account = f"{config['name']}-{seed}", budget(made, ledger)
+    return Federation(named, *learns, *beside, privacy=made.privacy, budget=account)
 
 
 def budget(made: Experiment, ledger: Ledger) -> Budget | None:
     """The account of a run whose clients are private: what a round asks each of them."""
-    questions = made.method.trains + isinstance(made.head, ExactHead)
-    who = made.stream.participants
-    return Budget(made.privacy, ledger.root, who, questions) if made.privacy.on else None
+    head, statistics = made.head, not isinstance(made.head, LinearHead)
+    wanted = head.clients_per_round if isinstance(head, GaussianHead) else None
+
+    def asked(round: int) -> dict[int, int]:
+        more = made.stream.more_participants(round, wanted) if wanted else ()
+        everything = dict.fromkeys(made.stream.participants(round), made.method.trains + statistics)
+        return {**dict.fromkeys(more, 1), **everything}
+
+    return Budget(made.privacy, ledger.root, asked) if made.privacy.on else None
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:

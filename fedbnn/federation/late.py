@@ -48,15 +48,28 @@ def only_factors(method: Method) -> None:
         raise ConfigError(what, "federation.late", fix)
 
 
-def check(answer: FitResult, asked: Mapping[int, str], folded: int, most: int) -> None:
-    """Raise `Refused` unless it answers what was asked, at most so many rounds before it is folded.
+@dataclass
+class Order:
+    """An instruction to train: its digest, and the clients that still owe an answer to it."""
 
-    `asked` has the digest of the instruction to train by round.
+    prior: str
+    owing: set[int]
+
+
+def check(answer: FitResult, asked: Mapping[int, Order], folded: int, most: int) -> Order:
+    """The order it answers; raises `Refused` unless it owes that, and is not too many rounds late.
+
+    `asked` has the orders by round, `folded` is the round in which it would count. Who was not
+    asked, or has answered, on time or late, owes nothing: nobody counts twice.
     """
     update = read_update(answer.update)
     if (update.client, update.exchange) != (answer.client, TRAIN):
         raise Refused("late, and not an answer to train")
-    if asked.get(update.round) != update.prior:
+    order = asked.get(update.round)
+    if order is None or order.prior != update.prior:
         raise Refused(f"late, and not an answer to what was asked in round {update.round}")
+    if answer.client not in order.owing:
+        raise Refused(f"late, and owes no answer of round {update.round}")
     if folded - update.round > most:
         raise Refused(f"{folded - update.round} rounds late, the most is {most}")
+    return order

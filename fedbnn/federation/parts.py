@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch import nn
+
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense import privacy
 from fedbnn.defense.budget import Budget
@@ -15,7 +17,7 @@ from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import ConfigError
 from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.late import Late
+from fedbnn.federation.late import Late, Order
 from fedbnn.heads import ExactHead, Head, LinearHead
 from fedbnn.messages import FitResult
 from fedbnn.methods import Method
@@ -33,14 +35,15 @@ SampleCounts = dict[int, dict[str, int]]
 class Federation:
     """All that the rounds need; `evaluate` gives a part of a record, `watchers` see every round.
 
-    `asked` has the digest of every instruction to train that was sent, by round; `budget` is the
-    account of a run whose clients are private.
+    `asked` has every instruction to train that was sent, by round, and who owes an answer to it;
+    `budget` is the account of a run whose clients are private.
     """
 
     run: str
     stream: Stream
     method: Method
     head: Head
+    backbone: nn.Module
     layout: Layout
     engine: Engine
     gate: Gate
@@ -49,18 +52,22 @@ class Federation:
     evaluate: Callable[[State, int, Mapping[int, bytes]], Record]
     watchers: Sequence[Watcher]
     late: Late = field(default_factory=Late)
-    asked: dict[int, str] = field(default_factory=dict)
+    asked: dict[int, Order] = field(default_factory=dict)
     privacy: Privacy = field(default_factory=Privacy)
     budget: Budget | None = None
 
-    def __post_init__(self) -> None:
-        privacy.check(self.privacy, self.gate, self.method, self.head, self.layout)
-        if self.privacy.on and self.late.late == "fold":
-            what, fix = "a late answer would be counted twice", "set federation.late: refuse"
-            raise ConfigError(what, "privacy", fix)
-        if self.late.late == "fold":
-            late.only_factors(self.method)
-        _fitting(self.method, self.head, moves=bool(self.layout.size))
+
+def check(
+    private: Privacy, gate: Gate, when: Late, method: Method, head: Head, layout: Layout
+) -> None:
+    """Refuse parts that do not go together, in one line."""
+    privacy.check(private, gate, method, head, layout)
+    if private.on and when.late == "fold":
+        what, fix = "a late answer would be counted twice", "set federation.late: refuse"
+        raise ConfigError(what, "privacy", fix)
+    if when.late == "fold":
+        late.only_factors(method)
+    _fitting(method, head, moves=bool(layout.size))
 
 
 def _fitting(method: Method, head: Head, moves: bool) -> None:

@@ -9,8 +9,8 @@ from fedbnn import memory
 from fedbnn.errors import NumericalError
 from fedbnn.federation.exchange import Exchange, exchange, sample_counts
 from fedbnn.federation.parts import Federation, Record, RoundStats, SampleCounts
-from fedbnn.heads import ExactHead, GaussianHead
-from fedbnn.heads.exact import ExactAggregator, SumsAggregator, width
+from fedbnn.heads import ExactHead, GaussianHead, exact, gaussian
+from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import StatisticsAggregator
 from fedbnn.methods.aggregation import Aggregator
 from fedbnn.methods.base import Consolidation
@@ -71,11 +71,13 @@ def exchanges(
         yield _noisy(training) if federation.privacy.on else training
     if (due := _due(federation, number)) and due.aggregator:
         yield due.aggregator
+    private = federation.privacy.on
     if isinstance(head, GaussianHead):
-        yield StatisticsAggregator(head, before)
+        moving = gaussian.SumsAggregator if private else StatisticsAggregator
+        yield moving(head, before)
     if isinstance(head, ExactHead):
-        sums = SumsAggregator if federation.privacy.on else ExactAggregator
-        yield sums(head, width(head, before))
+        fixed = exact.SumsAggregator if private else ExactAggregator
+        yield fixed(head, exact.width(head, before))
 
 
 def _more(federation: Federation, number: int) -> SampleCounts:

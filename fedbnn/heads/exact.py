@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.devices import CPU, visiting
-from fedbnn.heads import ExactHead, Head, checks
+from fedbnn.heads import ExactHead, Head, checks, plain_sums
+from fedbnn.heads.checks import ClassMeans
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, square, triangle, unpacked
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, Spec
@@ -31,7 +32,8 @@ from fedbnn.messages import Update, class_counts
 from fedbnn.random_conv import RandomConv
 from fedbnn.state import State
 
-COUNT, SUM, MOMENT, ROWS = "exact.count", "exact.sum", "exact.moment", "exact.rows"
+NAME, ROWS = "exact", "exact.rows"
+COUNT, SUM, MOMENT = plain_sums.names(NAME)
 
 
 def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -154,18 +156,13 @@ class ExactAggregator:
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far class means lie from those the server has, or from the other clients'."""
         own = {update.client: self._means(update) for update in updates}
-        seen = met(state) if COUNT in state else ()
-        rows = state.index(seen)
-        if not seen:
-            return checks.apart_in_means(own)
-        mean = (state[SUM][rows] / state[COUNT][rows, None])[:, None]
-        known = checks.ClassMeans(seen, mean, state[COUNT][rows], torch.zeros(1))
+        known = None
+        if COUNT in state:
+            known = ClassMeans.known(state.classes[: len(state[COUNT])], posteriors(state))
         return checks.apart_in_means(own, known)
 
-    def _means(self, update: Update) -> checks.ClassMeans:
-        squares = self._factor(update).double().square().sum(0)
-        sums = update.tensors[SUM].double()
-        return checks.ClassMeans.of(update.classes, class_counts(update), sums, squares)
+    def _means(self, update: Update) -> ClassMeans:
+        return ClassMeans.of(update, update.tensors[SUM].double(), self._factor(update).double())
 
     def _factor(self, update: Update) -> Tensor:
         return unpacked(update.tensors["exact.factor"], update.samples, self.width)
@@ -180,9 +177,7 @@ class SumsAggregator(ExactAggregator):
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Counts, sums by class, and the triangle of the second moment."""
-        rows, numbers = len(counts), length(self.width, self.width)
-        shapes = {COUNT: (rows,), SUM: (rows, self.width), MOMENT: (numbers,)}
-        return {name: (shape, torch.float32) for name, shape in shapes.items()}
+        return plain_sums.expected(NAME, len(counts), self.width)
 
     def defect(self, state: State, update: Update) -> str | None:
         """None: it may be noise, and how far it counts is limited by its length."""
@@ -191,13 +186,6 @@ class SumsAggregator(ExactAggregator):
     def fold(self, state: State) -> "SumsFold":
         """Sums."""
         return SumsFold(self, state)
-
-
-def summed(update: Update, width: int) -> Update:
-    """A client's statistics as sums: n_c, s_c and R^T R."""
-    upper = unpacked(update.tensors["exact.factor"], update.samples, width).double()
-    found = {COUNT: class_counts(update), SUM: update.tensors[SUM]}
-    return replace(update, tensors={**found, MOMENT: triangle(upper.T @ upper)})
 
 
 def unit(head: ExactHead, shape: tuple[int, int, int]) -> float:
@@ -250,11 +238,12 @@ class SumsFold(ExactFold):
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums."""
         index = self.state.index(update.classes)
-        self.count[index] += trust * update.tensors[COUNT].double()
-        self.sum[index] += trust * update.tensors[SUM].double()
-        self.moment += trust * square(update.tensors[MOMENT].double(), self.aggregator.width)
+        count, total, moment = plain_sums.read(NAME, update)
+        self.count[index] += trust * count
+        self.sum[index] += trust * total
+        self.moment += trust * moment
 
     def close(self) -> State:
         """As ever."""
-        self.count = torch.where(self.count != 0, self.count.clamp_min(1.0), self.count)
+        self.count = plain_sums.counted(self.count)
         return super().close()

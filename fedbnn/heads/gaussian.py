@@ -13,10 +13,11 @@ generator. After `anchor_rounds` all is carried once to the new backbone, which 
 
 With n images of d features a client sends the smaller of n and 3 d rows of at most 3 d numbers: at
 d = 1,000 and n = 120 that is 1.4 MB in float32 beside the sums, where the moments that the maps
-need would be 14 MB.
+need would be 14 MB. Where clients are private they send the sums themselves (`SumsAggregator`), of
+which a part can be taken and to which noise can be added.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +25,11 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.devices import CPU, visiting
-from fedbnn.heads import GaussianHead, checks
+from fedbnn.heads import GaussianHead, checks, plain_sums
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
+from fedbnn.heads.checks import ClassMeans
 from fedbnn.heads.factor import factor, length, unpacked
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
@@ -35,7 +38,8 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 SERVER_ONLY = ("posteriors.", "anchor.", "exact.count", "exact.sum", "exact.moment")
-SUM, FACTOR = "posteriors.sum", "posteriors.factor"
+NAME, FACTOR = "posteriors", "posteriors.factor"
+_, SUM, _ = plain_sums.names(NAME)
 BACKBONE = ("backbone", "buffers")
 WHEN = (".anchor", ".before", "")
 """Backbones of an instruction, the new one last; one that is left out is like the one before it."""
@@ -62,13 +66,31 @@ def measure(
     device: torch.device = CPU,
 ) -> Tensors:
     """A client's statistics: features under all backbones it was sent, without augmentation."""
+    seen = _under(backbone, layout, state, lambda: features(backbone, images, device))
+    return summed(seen, images)
+
+
+def unit(
+    backbone: nn.Module, layout: Layout, state: State, shape: tuple[int, int, int]
+) -> float:
+    """How long [a b f] is, without any data: of an image of noise."""
+    noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        seen = _under(backbone, layout, state, lambda: backbone.eval()(noise))
+    return float(torch.cat(seen, 1).norm())
+
+
+def _under(
+    backbone: nn.Module, layout: Layout, state: State, look: Callable[[], Tensor]
+) -> list[Tensor]:
+    """a, b and f: what is seen with the weights of each backbone that an instruction has."""
     seen = {}
     for when in WHEN:
         if f"backbone{when}" in state:
             layout.write(backbone, state[f"backbone{when}"], state[f"buffers{when}"])
-            seen[when] = features(backbone, images, device)
+            seen[when] = look()
     anchored = seen.get(".anchor", seen[""])
-    return summed([anchored, seen.get(".before", anchored), seen[""]], images)
+    return [anchored, seen.get(".before", anchored), seen[""]]
 
 
 def summed(seen: Sequence[Tensor], images: ImageSet) -> Tensors:
@@ -137,18 +159,21 @@ class StatisticsAggregator:
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far class means are from the others' in any space, and how much larger the drift."""
         rows = {one.client: self.factor(one).double().split(self.width, 1) for one in updates}
-        means = {one.client: self._means(one, rows[one.client]) for one in updates}
-        found = [checks.apart_in_means(means)]
+        found = []
+        for place, name in ((ANCHOR, "anchor"), (BEFORE, NAME), (NOW, NAME)):
+            means = {one.client: self._means(one, rows[one.client], place) for one in updates}
+            known = ClassMeans.known(state.classes, ClassPosteriors.of(state, self.width, name))
+            stay = place != NOW
+            found.append(checks.apart_in_means(means, known, stay))
         for place in (ANCHOR, BEFORE):
             drifts = {client: _drift(one[place], one[NOW]) for client, one in rows.items()}
             found.append(checks.apart_in_drift(drifts))
         return checks.farthest(*found)
 
-    def _means(self, update: Update, rows: Sequence[Tensor]) -> checks.ClassMeans:
-        """Of the features under each backbone."""
-        squares, sums = torch.stack([each.square().sum(0) for each in rows]), update.tensors[SUM]
-        by_space = sums.double().view(len(sums), *squares.shape)
-        return checks.ClassMeans.of(update.classes, class_counts(update), by_space, squares)
+    def _means(self, update: Update, rows: Sequence[Tensor], place: int) -> ClassMeans:
+        """Of the features under one of the backbones."""
+        sums = update.tensors[SUM].double().split(self.width, 1)[place]
+        return ClassMeans.of(update, sums, rows[place])
 
     def factor(self, update: Update) -> Tensor:
         """R of an update."""
@@ -202,3 +227,44 @@ class StatisticsFold:
             found, place = found.renewed(), {name: self.state[name] for name in BACKBONE}
         stands = {f"anchor.{name}": one for name, one in place.items()}
         return self.state.having({**now, **found.tensors(), **stands})
+
+
+class SumsAggregator(StatisticsAggregator):
+    """The same with sums of their own for counts and moments: what may be clipped and noised."""
+
+    def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
+        """Counts, sums by class, and the triangle of the second moment of [a b f]."""
+        return plain_sums.expected(NAME, len(counts), 3 * self.width)
+
+    def defect(self, state: State, update: Update) -> str | None:
+        """None: it may be noise, and how far it counts is limited by its length."""
+        return None
+
+    def fold(self, state: State) -> "SumsFold":
+        """Sums that may be noisy, then the map."""
+        return SumsFold(self, state)
+
+
+class SumsFold(StatisticsFold):
+    """Adds sums that may be noisy; the map is that of the nearest that images could have."""
+
+    def __init__(self, aggregator: StatisticsAggregator, state: State) -> None:
+        super().__init__(aggregator, state)
+        self.moment = torch.zeros(2 * self.sums.shape[1:], dtype=torch.float64)
+
+    def add(self, update: Update, trust: float = 1.0) -> None:
+        """Add a client's sums."""
+        index = self.state.index(update.classes)
+        count, total, moment = plain_sums.read(NAME, update)
+        self.count[index] += trust * count
+        self.sums[index] += trust * total
+        self.moment += trust * moment
+
+    def close(self) -> State:
+        """As ever."""
+        self.count = plain_sums.counted(self.count)
+        moment = plain_sums.possible(self.count, self.sums, self.moment)
+        width = self.aggregator.width
+        blocks = [row.split(width, 1) for row in moment.split(width)]
+        self.grams = {(one, other): blocks[one][other] for one, other in PAIRS}
+        return super().close()

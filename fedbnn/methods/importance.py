@@ -38,7 +38,7 @@ from fedbnn.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")
-BATCH, FLOATS = 256, 2**22
+BATCH, FLOATS, IDLE = 256, 2**22, 0.01
 Output = Callable[..., Tensor]
 Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 
@@ -134,7 +134,8 @@ class Importances(Consolidation):
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        return ImportanceAggregator(EXCHANGE, False, SITES, decay=self.method.decay)
+        decay, strength = self.method.decay, self.method.factor * self.method.strength
+        return ImportanceAggregator(EXCHANGE, False, SITES, decay=decay, strength=strength)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
@@ -153,9 +154,10 @@ class Importances(Consolidation):
 
 @dataclass(frozen=True)
 class ImportanceAggregator(Aggregator):
-    """The exchange of importances, one for every weight."""
+    """The exchange of importances, one for every weight; `strength` is s / Omega."""
 
     decay: float = 1.0
+    strength: float = 1.0
 
     def broadcast(self, state: State) -> State:
         """Weights to measure under."""
@@ -171,17 +173,32 @@ class ImportanceAggregator(Aggregator):
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
     def calm(self, state: State) -> float:
-        """Importances have no length to begin with."""
-        return 0.0
+        """Roots of importances that hold nothing: where everybody is sure, there are hardly any."""
+        weights = state["backbone"]
+        return self._idle(weights.numel(), _size(weights)) * math.sqrt(weights.numel())
+
+    def _idle(self, weights: int, size: float) -> float:
+        """sqrt(Omega) at which so many weights that move by their mean square cost 0.01 nats.
+
+        s Omega P E[theta^2] / 2 = 0.01
+        """
+        penalty = self.strength * weights * size / 2
+        return math.sqrt(IDLE / penalty) if penalty else 0.0
 
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
         """The size of the prototypes' importances, likewise: a sure client has hardly any."""
         sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
-        return apart_in_size(sizes, "importances of prototypes")
+        idle = self._idle(state["prototypes"].numel(), max(_size(state[site]) for site in SITES))
+        return apart_in_size(sizes, "importances of prototypes", idle)
 
     def fold(self, state: State) -> Fold:
         """The sum of importances."""
         return ImportanceFold(state, self.decay)
+
+
+def _size(weights: Tensor) -> float:
+    """E[theta^2]; 0 of none."""
+    return float(weights.double().square().mean()) if weights.numel() else 0.0
 
 
 class ImportanceFold:

@@ -30,3 +30,21 @@ def test_a_run_says_what_it_spent_and_stops_before_it_exceeds_its_budget(
     }
     assert (home / "run/metrics.jsonl").read_text() == line.read_text()
     assert fedbnn("train", "--resume", "run") == 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gate.influence_cap", "1.7"),
+        ("--method", "scaffold"),
+        ("--head", "gaussian"),
+        ("--federation.late", "fold"),
+    ],
+)
+def test_what_would_leak_is_refused_before_there_is_a_run_directory(
+    words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ("train", "--config", "tiny.yaml", "--run_dir", "run", *WORDS, *NOISE, *words)
+    assert fedbnn(*said) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (home / "run").exists()

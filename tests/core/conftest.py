@@ -10,7 +10,7 @@ from datamodules.stream import FederatedStream
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation.engines import SerialEngine
-from fedbnn.federation.parts import Federation
+from fedbnn.federation.parts import Federation, check
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
@@ -78,6 +78,7 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
             "stream": stream,
             "method": method,
             "head": LinearHead(),
+            "backbone": backbone,
             "layout": layout,
             "engine": SerialEngine(work),
             "gate": Gate(),
@@ -86,9 +87,9 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
             "evaluate": lambda *_: {},
             "watchers": (),
         }
-        return Federation(**{**settings, **parts}), State(
-            {"backbone": weights, "buffers": buffers, **rows}
-        )
+        made = Federation(**{**settings, **parts})
+        check(made.privacy, made.gate, made.late, made.method, made.head, made.layout)
+        return made, State({"backbone": weights, "buffers": buffers, **rows})
 
     yield build
     for ledger in ledgers:

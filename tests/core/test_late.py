@@ -11,7 +11,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.errors import ConfigError
 from fedbnn.federation import late, server
 from fedbnn.federation.engines import Engine, Private
-from fedbnn.federation.late import Late
+from fedbnn.federation.late import Late, Order
 from fedbnn.federation.parts import Federation
 from fedbnn.messages import Failure, FitInstruction, FitResult, Refused, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
@@ -161,13 +161,39 @@ UPDATE = Update("run", 3, "train", 5, "asked", 1, {}, {"x": torch.ones(1)})
         ({"exchange": "statistics"}, "not an answer to train"),
         ({"client": 6}, "not an answer to train"),
         ({}, "4 rounds late, the most is 3"),
+        ({"round": 4}, "owes no answer of round 4"),
     ],
 )
 def test_only_what_was_asked_may_come_late(change: dict[str, object], reason: str) -> None:
     answer = FitResult(5, replace(UPDATE, **change).to_bytes(), late=True)  # type: ignore[arg-type]
-    late.check(FitResult(5, UPDATE.to_bytes()), {3: "asked"}, folded=6, most=3)
+    asked = {3: Order("asked", {5}), 4: Order("asked", {6})}
+    late.check(FitResult(5, UPDATE.to_bytes()), asked, folded=6, most=3)
     with pytest.raises(Refused, match=reason):
-        late.check(answer, {3: "asked"}, folded=7, most=3)
+        late.check(answer, asked, folded=7, most=3)
+
+
+class Again(Slow):
+    """Sends what came late once more in the round after it."""
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        yield from super().gather(payload, clients, private)
+        if FitInstruction.from_bytes(payload).round == self.comes + 1:
+            for one in self.held:
+                yield replace(one, late=True)  # type: ignore[type-var]
+
+
+def test_nobody_counts_twice_by_being_late_again(
+    federate: Federate, stream: Short, slow: tuple[int, int]
+) -> None:
+    noted, (number, client) = Noted(), slow
+    how = {"gate": Gate(influence_cap=None), "late": Late("fold"), "watchers": [noted]}
+    federation, initial = federate(PRODUCT, local=FAST, stream=stream, **how)
+    engine = Again(federation.engine, number, client, 1)
+    server.run(replace(federation, engine=engine), initial)
+    assert noted.records[number + 2]["late"] == {str(client): 2}
+    refused = noted.records[number + 2]["refused"]
+    assert refused == {str(client): f"late, and owes no answer of round {number}"}
+    assert noted.records[number + 3]["late"] == {}
 
 
 @pytest.mark.parametrize(

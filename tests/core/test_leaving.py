@@ -21,6 +21,7 @@ from tests.core.playing import FAST, Federate, Overheard, Short, after
 PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (train|importance|statistics) \| (.*?) \| `(.+?)` \| `(.+?)` \|$", re.M)
 OPEN = Gate(influence_cap=None)
+BOTH = Privacy(clip=1.0, clip_images=1.0)
 RUNS: dict[str, tuple[Any, Any, Any]] = {
     "points, then factors": (FedBNN(r_init=1), GaussianHead(), Privacy()),
     "signals": (FCIL(), LinearHead(), Privacy()),
@@ -29,6 +30,7 @@ RUNS: dict[str, tuple[Any, Any, Any]] = {
     "fixed features": (Exact(), ExactHead(filters=2), Privacy()),
     "private features": (Exact(), ExactHead(filters=2), Privacy(clip_images=1.0)),
     "private factors": (FedBNN(r_init=1), LinearHead(), Privacy(clip=1.0)),
+    "private features that move": (FedBNN(r_init=1), GaussianHead(), BOTH),
     "rows at home": (FedAvg(share="backbone_only"), LinearHead(), Privacy()),
 }
 

@@ -82,6 +82,24 @@ def test_exact_sums_of_clients_that_nobody_clips_are_the_sums(
         assert torch.allclose(plain[name], private[name], rtol=1e-5)
 
 
+@pytest.mark.parametrize("at", ["server", "client"])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_class_posteriors_in_features_that_move_are_private(
+    federate: Federate, digits: FederatedStream, at: Any, noise: float
+) -> None:
+    """Three rounds: points, then factors, under an anchor that is not the round before."""
+    settings = Privacy(clip=5.0, clip_images=30.0, noise=noise, at=at, smallest_class=1)
+    parts = {"head": GaussianHead(), "privacy": settings}
+    engine, state, _ = played(federate, digits, FedBNN(r_init=1), 3, **parts)
+    updates = [read_update(one.update) for one in engine.up if isinstance(one, FitResult)]
+    sent = [one for one in updates if one.exchange == "statistics"]
+    assert len(sent) == 9
+    assert {tuple(one.counts.values()) for one in sent} == {(10, 10)}
+    assert all(bool(tensor.isfinite().all()) for tensor in state.tensors.values())
+    scatter = torch.linalg.eigvalsh(state["posteriors.scatter"])
+    assert float(scatter[0]) > -1e-6 * float(scatter[-1])
+
+
 def test_classes_with_too_few_images_send_no_sums_but_are_trained(
     federate: Federate, digits: FederatedStream
 ) -> None:

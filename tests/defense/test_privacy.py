@@ -167,7 +167,7 @@ def account(tmp_path: Path) -> Any:
 
     def opened(**settings: Any) -> Budget:
         chosen = Privacy(clip=1.0, noise=2.0, **settings)
-        return Budget(chosen, tmp_path, lambda round: (0, 1 + round % 4), questions=1)
+        return Budget(chosen, tmp_path, lambda round: {0: 1, 1 + round % 4: 1})
 
     return opened
 
@@ -211,7 +211,7 @@ def test_a_round_that_is_begun_again_counts_again_with_noise_of_its_own(
         ({"clip": 1.0}, Gate(robust="krum"), FedBNN(), LinearHead(), "comparison of clients"),
         ({"clip": 1.0}, OPEN, Scaffold(), LinearHead(), "Scaffold sends more"),
         ({"clip": 1.0}, OPEN, FedBNN(fold_by="moments"), LinearHead(), "no sum of factors"),
-        ({"clip": 1.0}, OPEN, FedBNN(), GaussianHead(), "use head: linear or exact"),
+        ({"clip": 1.0}, OPEN, FedBNN(), GaussianHead(), "privacy.clip_images"),
         ({"clip": 1.0}, OPEN, FedAvg(), ExactHead(), "privacy.clip_images"),
         ({"clip_images": 1.0}, OPEN, FedAvg(), LinearHead(), "privacy.clip"),
     ],

@@ -4,88 +4,35 @@ In every round that is attacked the first of the clients asked lies, whoever it 
 always there. Everybody else is honest, and counts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from fedbnn.cli.compose import compose
-from fedbnn.cli.train import parse
 from fedbnn.evaluation.evaluate import REGIMES
-from fedbnn.federation import experiment
-from fedbnn.federation.engines import Engine, Private
-from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.report import figures
+from tests.defense.liars import ABOUT_CLASSES, LIES, Results, Runs
 
-Answer = FitResult | Failure
-Results = dict[str, Any]
 POINTS, ROUNDS = 3.0, 30
-WHEN = {"the last round": (ROUNDS,), "the middle one": (15,), "all rounds": range(1, ROUNDS + 1)}
-
-
-def rolled(tensor: Tensor) -> Tensor:
-    """What belongs to a class under the name of the next one."""
-    return tensor.roll(1, 0) if tensor.ndim == 2 else tensor
-
-
-FORGERIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "x 10": lambda tensor: 10 * tensor,
-    "x -1": torch.neg,
-    "x 1e6": lambda tensor: 1e6 * tensor,
-    "zeros": torch.zeros_like,
-    "classes swapped": rolled,
-    "rows x -20": lambda tensor: -20 * tensor if tensor.ndim == 2 else tensor,
+WHEN: dict[str, Sequence[int]] = {
+    "the last round": (ROUNDS,),
+    "one in the middle": (18,),
+    "all rounds": range(1, ROUNDS + 1),
 }
-
-
-@dataclass(frozen=True)
-class Forging:
-    """An engine in which the first client of each of these rounds forges its answer."""
-
-    engine: Engine
-    exchange: str
-    forge: Callable[[Tensor], Tensor]
-    rounds: Sequence[int]
-
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
-        asked = FitInstruction.from_bytes(payload)
-        attacked = asked.exchange == self.exchange and asked.round in self.rounds
-        for answer in self.engine.gather(payload, clients, private):
-            mine = attacked and answer.client == clients[0]
-            yield self._forged(answer) if mine and isinstance(answer, FitResult) else answer
-
-    def _forged(self, answer: FitResult) -> FitResult:
-        update = read_update(answer.update)
-        tensors = {name: self.forge(tensor) for name, tensor in update.tensors.items()}
-        return replace(answer, update=replace(update, tensors=tensors).to_bytes())
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def played(folder: Path, method: str, *forging: Any) -> Results:
-    """The quickstart with this method, and a forger if one is given; its results."""
-    words = ["--config", "quickstart", "--method", method, "--beside", "[]"]
-    made = compose(parse([*words, "--run_dir", str(folder)]), folder)
-    engine: Any = Forging(made.engine, *forging) if forging else made.engine
-    return experiment.run(replace(made, engine=engine))
+"""Tasks end after rounds 6, 12, ..., 30, where importances are exchanged."""
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
-    """The results of a method where nobody lies, once."""
-    known: dict[str, Results] = {}
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
+    """The runs of a method; what another method answered is let go."""
+    newest: list[Runs] = []
 
-    def found(method: str) -> Results:
-        if method not in known:
-            known[method] = played(tmp_path_factory.mktemp(method), method)
-        return known[method]
+    def of(method: str) -> Runs:
+        if not newest or newest[-1].method != method:
+            newest[:] = [Runs(method, tmp_path_factory.mktemp(method))]
+        return newest[-1]
 
-    return found
+    return of
 
 
 @pytest.fixture(autouse=True)
@@ -100,21 +47,35 @@ def costs(forged: Results, honest: Results) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("forgery", FORGERIES)
-@pytest.mark.parametrize("method", ["fedbnn", "fedavg", "scaffold"])
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("method", ["fedbnn", "fedavg", "scaffold", "fcil"])
 def test_a_forger_of_weights_costs_little(
-    method: str, forgery: str, when: str, honest: Callable[[str], Results], tmp_path: Path
+    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
 ) -> None:
-    found = played(tmp_path, method, "train", FORGERIES[forgery], WHEN[when])
-    assert max(costs(found, honest(method))) <= POINTS, costs(found, honest(method))
+    of = runs(method)
+    found = costs(of.with_liar("train", LIES[lie], WHEN[when], tmp_path), of.honest())
+    assert max(found) <= POINTS, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("method", ["ewc", "mas"])
+def test_a_forger_of_importances_costs_little(
+    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
+) -> None:
+    of = runs(method)
+    found = costs(of.with_liar("importance", LIES[lie], WHEN[when], tmp_path), of.honest())
+    assert max(found) <= POINTS, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("lie", {**LIES, **ABOUT_CLASSES})
 @pytest.mark.parametrize("method", ["fedbnn", "exact"])
 def test_a_forger_of_statistics_costs_little(
-    method: str, forgery: str, when: str, honest: Callable[[str], Results], tmp_path: Path
+    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
 ) -> None:
-    found = played(tmp_path, method, "statistics", FORGERIES[forgery], WHEN[when])
-    assert max(costs(found, honest(method))) <= POINTS, costs(found, honest(method))
+    of, lies = runs(method), {**LIES, **ABOUT_CLASSES}
+    found = costs(of.with_liar("statistics", lies[lie], WHEN[when], tmp_path), of.honest())
+    assert max(found) <= POINTS, found

@@ -101,6 +101,7 @@ def played(run_dir: Path, rounds: int) -> list[tuple[float, int]]:
             stream=stream(rounds),
             method=method,
             head=LinearHead(),
+            backbone=backbone,
             layout=layout,
             engine=SerialEngine(Quick()),
             gate=Gate(),

@@ -153,6 +153,7 @@ def play(
             stream=seen,
             method=method,
             head=head,
+            backbone=backbone,
             layout=layout,
             engine=engine,
             gate=Gate(influence_cap=None),

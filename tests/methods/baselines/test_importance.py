@@ -189,3 +189,29 @@ def test_a_negative_importance_is_a_defect() -> None:
     exchange = EWC().consolidation.aggregator
     assert exchange.defect(State({}), update([-1.0, 0.0], 1)) is not None
     assert exchange.defect(State({}), update([1.0, 0.0], 1)) is None
+
+
+@pytest.mark.parametrize("method", [EWC(), MAS()])
+def test_importances_below_which_there_is_nothing_to_compare_hold_nothing(method) -> None:
+    """If all are that small, taking every weight to 0 costs 0.01 nats of penalty."""
+    weights = torch.randn(50, generator=torch.Generator().manual_seed(1)).double()
+    state = State({"backbone": weights, "prototypes": torch.ones(2, 3)}, ("a", "b"))
+    aggregator = method.consolidation.aggregator
+    importance = torch.full_like(weights, aggregator.calm(state) ** 2 / len(weights))
+    strength = method.factor * method.strength
+    assert float((strength * importance * weights.square()).sum() / 2) == pytest.approx(0.01)
+
+
+def test_who_alone_is_not_sure_is_not_far_out() -> None:
+    """Where all others have hardly any importance, little is not much; much still is."""
+    state = State({"backbone": torch.ones(4), "prototypes": torch.ones(2, 3)}, ("a", "b"))
+    aggregator = EWC().consolidation.aggregator
+
+    def apart(largest: float) -> float:
+        sizes = {0: 1e-14, 1: 1e-14, 2: largest}
+        tensors = {k: {"prototypes": torch.full((2, 3), one)} for k, one in sizes.items()}
+        updates = [Update("run", 1, "importance", k, "", 4, {}, t) for k, t in tensors.items()]
+        return float(aggregator.apart(state, updates)[2][0])
+
+    assert apart(1e-6) < 1
+    assert apart(10.0) > 2

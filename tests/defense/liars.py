@@ -1,0 +1,197 @@
+"""One client of every round that lies, on whole runs of the quickstart, and what it sends.
+
+Runs that differ in a lie share all that is honest: an answer is remembered by what was asked, so
+what two runs have in common, the rounds before a lie or after a refused one, is trained once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbnn.cli.compose import compose
+from fedbnn.cli.train import parse
+from fedbnn.federation import experiment
+from fedbnn.federation.engines import Answer, Engine, Private
+from fedbnn.heads import factor
+from fedbnn.messages import FitInstruction, FitResult, Update, class_counts, read_update
+from fedbnn.state import digest
+
+Results = dict[str, Any]
+Lie = Callable[[Update], Update]
+Asked = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """An engine that answers what it was asked before as it did then."""
+
+    engine: Engine
+    known: dict[Asked, Answer]
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        whole = digest(payload)
+        for client in clients:
+            asked = (whole, client, digest(private(client) or b""))
+            if asked not in self.known:
+                [self.known[asked]] = self.engine.gather(payload, [client], private)
+            yield self.known[asked]
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@dataclass(frozen=True)
+class Lying:
+    """An engine in which the first client asked in each of these rounds lies, whoever it is."""
+
+    engine: Engine
+    exchange: str
+    lie: Lie
+    rounds: Sequence[int]
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        asked = FitInstruction.from_bytes(payload)
+        attacked = asked.exchange == self.exchange and asked.round in self.rounds
+        for answer in self.engine.gather(payload, clients, private):
+            if attacked and answer.client == clients[0] and isinstance(answer, FitResult):
+                forged = self.lie(read_update(answer.update))
+                answer = replace(answer, update=forged.to_bytes())
+            yield answer
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@dataclass
+class Runs:
+    """Runs of one method; results by lie, and what clients answered in any of them."""
+
+    method: str
+    folder: Path
+    known: dict[Asked, Answer] = field(default_factory=dict)
+    honest_results: Results = field(default_factory=dict)
+
+    def honest(self) -> Results:
+        """Where nobody lies, once."""
+        if not self.honest_results:
+            self.honest_results = self._played(self.folder / "honest", lambda engine: engine)
+        return self.honest_results
+
+    def with_liar(self, exchange: str, lie: Lie, rounds: Sequence[int], folder: Path) -> Results:
+        """With one client that lies in an exchange of these rounds."""
+        return self._played(folder, lambda engine: Lying(engine, exchange, lie, rounds))
+
+    def _played(self, folder: Path, around: Callable[[Engine], Engine]) -> Results:
+        words = ["--config", "quickstart", "--method", self.method, "--beside", "[]"]
+        words += ["--head.filters", "50"] if self.method == "exact" else []
+        words += ["--evaluate.every", "0", "--run_dir", str(folder)]
+        made = compose(parse(words), folder)
+        return experiment.run(replace(made, engine=around(Remembering(made.engine, self.known))))
+
+
+def every(change: Callable[[Tensor], Tensor]) -> Lie:
+    """The same done to every tensor."""
+
+    def lie(update: Update) -> Update:
+        return replace(update, tensors={name: change(one) for name, one in update.tensors.items()})
+
+    return lie
+
+
+def _rolled(tensor: Tensor) -> Tensor:
+    """What belongs to a class under the name of the next one."""
+    return tensor.roll(1, 0) if tensor.ndim == 2 else tensor
+
+
+LIES: Mapping[str, Lie] = {
+    "x 10": every(lambda tensor: 10 * tensor),
+    "x -1": every(torch.neg),
+    "x 1e6": every(lambda tensor: 1e6 * tensor),
+    "zeros": every(torch.zeros_like),
+    "classes swapped": every(_rolled),
+    "rows x -20": every(lambda tensor: -20 * tensor if tensor.ndim == 2 else tensor),
+}
+
+SUMS = {"posteriors.sum": "posteriors.factor", "exact.sum": "exact.factor"}
+Means = Callable[[Tensor, Tensor], Tensor]
+
+
+def invented(move: Means) -> Lie:
+    """Statistics of images that are not there: other class means, the scatter within classes kept.
+
+    M' = M - sum_c n_c m_c m_c^T + sum_c n_c m'_c m'_c^T has a root of as few rows as there are
+    images, so nothing in it contradicts itself. `move` makes m' of m and of the root mean square
+    deviation of an image from the mean of its class.
+    """
+
+    def lie(update: Update) -> Update:
+        [(sums, root)] = [(s, r) for s, r in SUMS.items() if s in update.tensors]
+        said, count = update.tensors[sums].double(), class_counts(update)[:, None]
+        wide = said.shape[1]
+        upper = factor.unpacked(update.tensors[root].double(), update.samples, wide)
+        mean = said / count
+        scatter = upper.square().sum() - (count * mean.square()).sum()
+        other = move(mean, (scatter.clamp_min(0) / count.sum()).sqrt())
+        basis = torch.linalg.qr(torch.cat([upper, other]).T).Q
+        seen, old, new = upper @ basis, mean @ basis, other @ basis
+        square = seen.T @ seen - old.T @ (count * old) + new.T @ (count * new)
+        values, vectors = torch.linalg.eigh(square)
+        rows = (vectors * values.clamp_min(0).sqrt()).T[-min(update.samples, wide) :] @ basis.T
+        found = {sums: count * other, root: factor.factor(rows)}
+        tensors = {name: value.float() for name, value in found.items()}
+        return replace(update, tensors=tensors)
+
+    return lie
+
+
+def _swapped(mean: Tensor, scale: Tensor) -> Tensor:
+    """The first two classes change places."""
+    return torch.cat([mean[:2].flip(0), mean[2:]])
+
+
+def _towards(far: float) -> Means:
+    """Every class goes so far towards the next one, in deviations of an image."""
+
+    def move(mean: Tensor, scale: Tensor) -> Tensor:
+        way = mean.roll(-1, 0) - mean
+        return mean + far * scale * way / way.norm(dim=1, keepdim=True).clamp_min(1e-12)
+
+    return move
+
+
+def _along(far: float) -> Means:
+    """The first class goes so far along one direction, the same in every round."""
+
+    def move(mean: Tensor, scale: Tensor) -> Tensor:
+        source = torch.Generator().manual_seed(0)
+        way = torch.randn(mean.shape[1], generator=source, dtype=mean.dtype)
+        step = torch.zeros_like(mean)
+        step[0] = far * scale * way / way.norm()
+        return mean + step
+
+    return move
+
+
+def _nothing(update: Update) -> Update:
+    """Sums of images of which there are none."""
+    return replace(update, samples=0, counts=dict.fromkeys(update.counts, 0))
+
+
+def _no_counts(update: Update) -> Update:
+    """As many images as announced, and none of any class but the last."""
+    last = update.classes[-1]
+    return replace(update, counts={**dict.fromkeys(update.counts, 0), last: update.samples})
+
+
+ABOUT_CLASSES: Mapping[str, Lie] = {
+    "counts 0": _nothing,
+    "counts of other classes": _no_counts,
+    "two classes swapped": invented(_swapped),
+    **{f"towards the next class, {far:g}": invented(_towards(far)) for far in (0.5, 1.0, 3.0)},
+    **{f"along one direction, {far:g}": invented(_along(far)) for far in (0.5, 1.0, 3.0)},
+}
+"""By class and direction; lengths in deviations of an image from the mean of its class."""
