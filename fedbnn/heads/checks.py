@@ -7,39 +7,24 @@ eigenvalue in the scatter within classes
     R^T R - sum_c s_c s_c^T / n_c              so s_cj^2 <= n_c (R^T R)_jj
 
 up to what float32 rounds away. Features that were invented as a whole satisfy all of it. But class
-means m_kc scatter as images do. In the metric in which the head tells classes apart, with S the
-covariance within classes of what the server and every second client have, not k itself, lifted as
-far as n images leave directions unknown (by its mean eigenvalue times d / (n + d)), and the mean
-r_c of n_rc images that the server knows, or another client,
+means m_kc of clients k scatter as their images do: with S the variance of all features within
+classes, and the mean r_c of n_rc images that the server or the other clients know of,
 
-    y_kc = S^(-1/2) (m_kc - r_c) / (1 / n_kc + 1 / n_rc)^(1/2)      has about the covariance 1
-    D_kc = |y_kc| / sqrt(d)                                         about 1: in any direction
-    T_kc = max_b |y_kc . u_b|,  u_b the unit vector to class b      |N(0, 1)|: where it matters most
+    D_kc^2 = |m_kc - r_c|^2 / (S (1 / n_kc + 1 / n_rc))                   about 1
+    trust_k = 1 for max_c D_kc <= 4, falling to 0 at twice that
 
-A class of its own may scatter up to three times as widely as all do together, a new one above all
-in the directions that tell old ones apart; and n images know a direction up to 1 + d / n. So D may
-be 3, and T four such deviations:
-
-    trust_k = 1 for D <= 3 and T <= 12 (1 + d / n)^(1/2), falling to 0 at twice that
-
-by whatever is nearer, the server's mean or, in the median, those of the others: nobody moves a
-class much further, in any direction, than the images it announced do by chance.
+so nobody moves a class more than four times as far as the images it announced do by chance.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
-from fedbnn.heads.discriminant import lifted_root, whitened
-from fedbnn.heads.posteriors import ClassPosteriors
-from fedbnn.messages import Update, class_counts
+from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-ANYWHERE, TOWARDS = 3.0, 12.0
-LONG, LARGE, CALM = 5.0, 20.0, 0.2
+APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
 Apart = dict[int, tuple[float, str]]
 FAR = "a class lies farther out than its images can"
 
@@ -89,106 +74,59 @@ def variances(counts: Tensor, sums: Tensor, upper: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Means (C, d) of named classes and their images; the scatter within, and its freedom."""
+    """Means (C, spaces, d) and images of named classes, and the variance S (spaces) within them."""
 
     classes: tuple[str, ...]
     mean: Tensor
     count: Tensor
-    scatter: Callable[[], Tensor]
-    freedom: float
+    variance: Tensor
 
     @classmethod
-    def of(cls, update: Update, sums: Tensor, upper: Tensor) -> "ClassMeans":
-        """What a client says of one space: its scatter is R^T R - sum_c s_c s_c^T / n_c."""
-        count = class_counts(update)
-        mean, freedom = sums / count.clamp_min(1)[:, None], update.samples - len(count)
-        return cls(update.classes, mean, count, lambda: upper.T @ upper - mean.T @ sums, freedom)
-
-    @classmethod
-    def known(cls, names: Sequence[str], found: ClassPosteriors) -> "ClassMeans | None":
-        """What a server has met of these classes, if anything."""
-        met, freedom = found.count > 0, float(found.weight)
-        classes = tuple(name for name, there in zip(names, met.tolist(), strict=True) if there)
-        whole = cls(classes, found.mean[met], found.count[met], lambda: found.scatter, freedom)
-        return whole if freedom > 0 else None
-
-    def seen_by(self, lower: Tensor) -> "ClassMeans":
-        """The same in coordinates in which the covariance is 1."""
-        return replace(self, mean=whitened(self.mean, lower))
+    def of(
+        cls, classes: Sequence[str], counts: Tensor, sums: Tensor, squares: Tensor
+    ) -> "ClassMeans":
+        """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C)."""
+        sums, squares = sums.view(len(sums), -1, sums.shape[-1]), squares.view(-1, sums.shape[-1])
+        mean = sums / counts.clamp_min(1)[:, None, None]
+        scatter = squares.sum(1) - (mean * sums).sum((0, 2))
+        freedom = float(counts.sum()) - len(classes)
+        return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0 * scatter)
 
     def only(self, name: str) -> tuple[Tensor, float]:
         """Mean and images of one class."""
         place = self.classes.index(name)
-        return self.mean[place], max(float(self.count[place]), 1.0)
-
-    def but(self, name: str) -> Tensor:
-        """The means of all other classes."""
-        return self.mean[[place for place, one in enumerate(self.classes) if one != name]]
+        return self.mean[place], float(self.count[place])
 
 
-def apart_in_means(
-    clients: Mapping[int, ClassMeans], known: ClassMeans | None, stay: bool = True
-) -> Apart:
-    """max_c of D_kc and T_kc of every client, by what they may be.
-
-    Where features do not `stay`, the server's means are not of these, and the others are compared.
-    """
-    found, everybody = Apart(), [*clients.values()]
-    server = [known] if known else []
-    for half in (0, 1):
-        judges = [one for one in (*server, *everybody[1 - half :: 2]) if one.freedom > 0]
-        if not judges:
-            continue
-        lower, images = _root(judges), sum(one.freedom for one in judges)
-        limit = TOWARDS * math.sqrt(1 + len(lower) / images)
-        here = {client: one.seen_by(lower) for client, one in clients.items()}
-        there = known.seen_by(lower) if known else None
-        for client in [*clients][half::2]:
-            others = [one for other, one in here.items() if other != client]
-            judge = _Judge(here[client], others, there, stay, limit)
-            found[client] = max(map(judge.far, judge.own.classes), default=0.0), "class means"
+def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
+    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'."""
+    found: Apart = {}
+    for client, own in clients.items():
+        others = [one for other, one in clients.items() if other != client]
+        by_space = zip(*(one.variance.tolist() for one in others), strict=True)
+        variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
+        far = [_distance(own, name, others, known) for name in own.classes] if len(variance) else []
+        longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
+        ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
+        found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
     return found
 
 
-def _root(found: Sequence[ClassMeans]) -> Tensor:
-    """L with L L^T = S + I tr(S) / (n + d), of these together; in float32 where d is large."""
-    images, scatter = sum(one.freedom for one in found), found[0].scatter().clone()
-    for one in found[1:]:
-        scatter += one.scatter()
-    width = len(scatter)
-    covariance = (scatter + scatter.T) / (2 * images)
-    level = float(covariance.diagonal().mean())
-    covariance = covariance.float() if width > LONGEST else covariance
-    return lifted_root(covariance, level * width / (width + images), level)
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """One client before the others and what is known, all with the covariance 1."""
-
-    own: ClassMeans
-    others: Sequence[ClassMeans]
-    known: ClassMeans | None
-    stay: bool
-    limit: float
-
-    def far(self, name: str) -> float:
-        """max(D / 3, T / limit) of a class; 0 where neither the server nor two others know it."""
-        holders = [one for one in self.others if name in one.classes]
-        known = self.known if self.stay and self.known and name in self.known.classes else None
-        references = [self._from(known, name)] if known else []
-        if len(holders) >= 2:
-            references.append(lower_median([self._from(one, name) for one in holders]))
-        return min(references, default=0.0)
-
-    def _from(self, there: ClassMeans, name: str) -> float:
-        """By the mean that one of them has."""
-        (mean, images), (centre, count) = self.own.only(name), there.only(name)
-        gap = (mean - centre) / math.sqrt(1 / images + 1 / count)
-        elsewhere = [one.but(name) for one in ([self.known] if self.known else self.others)]
-        ways = nn.functional.normalize(torch.cat(elsewhere) - centre, dim=1) @ gap
-        towards = float(ways.abs().max()) if len(ways) else 0.0
-        return max(float(gap.norm()) / math.sqrt(len(gap)) / ANYWHERE, towards / self.limit)
+def _distance(
+    own: ClassMeans, name: str, others: Sequence[ClassMeans], known: ClassMeans | None
+) -> Tensor:
+    """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
+    mean, images = own.only(name)
+    theirs = [one.only(name) for one in others if name in one.classes]
+    references = [known.only(name)] if known is not None and name in known.classes else []
+    if len(theirs) >= 2:
+        typical = torch.stack([each for each, _ in theirs]).median(0).values
+        references.append((typical, lower_median([count for _, count in theirs])))
+    if not images or not references:
+        return mean.new_zeros(len(mean))
+    errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
+    gaps = [(mean - there).norm(dim=1) for there, _ in references]
+    return torch.stack([gap / error for gap, error in zip(gaps, errors, strict=True)]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:

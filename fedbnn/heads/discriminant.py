@@ -42,23 +42,18 @@ def shrinkage(covariance: Tensor, samples: float) -> float:
 
 
 def root(posteriors: ClassPosteriors, least: float) -> Tensor:
-    """L with L L^T = S, which is shrunk by at least `least`."""
+    """L with L L^T = S, which is shrunk by at least `least`.
+
+    What rounding took from its smallest eigenvalues is put back: as little as makes L exist.
+    """
     weight = float(posteriors.weight.clamp_min(1.0))
     covariance = (posteriors.scatter + posteriors.scatter.T) / (2 * weight)
     share, level = max(shrinkage(covariance, weight), least), float(covariance.diagonal().mean())
-    return lifted_root(covariance.mul_(1 - share), share * level, level)
-
-
-def lifted_root(covariance: Tensor, share: float, level: float) -> Tensor:
-    """L with L L^T = S + share I, in place.
-
-    What rounding took from its smallest eigenvalues is put back: as little, by the `level` of all
-    of them, as makes L exist.
-    """
     added = SMALLEST * level if level > 0 else 1.0
-    covariance.diagonal().add_(max(share, added))
-    while (found := torch.linalg.cholesky_ex(covariance)).info:
-        covariance.diagonal().add_(added)
+    shrunk = covariance.mul_(1 - share)
+    shrunk.diagonal().add_(max(share * level, added))
+    while (found := torch.linalg.cholesky_ex(shrunk)).info:
+        shrunk.diagonal().add_(added)
         added *= 10
     lower: Tensor = found.L
     return lower

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, Head, checks, plain_sums
-from fedbnn.heads.checks import ClassMeans
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, square, triangle, unpacked
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, Spec
@@ -156,13 +155,18 @@ class ExactAggregator:
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far class means lie from those the server has, or from the other clients'."""
         own = {update.client: self._means(update) for update in updates}
-        known = None
-        if COUNT in state:
-            known = ClassMeans.known(state.classes[: len(state[COUNT])], posteriors(state))
+        seen = met(state) if COUNT in state else ()
+        rows = state.index(seen)
+        if not seen:
+            return checks.apart_in_means(own)
+        mean = (state[SUM][rows] / state[COUNT][rows, None])[:, None]
+        known = checks.ClassMeans(seen, mean, state[COUNT][rows], torch.zeros(1))
         return checks.apart_in_means(own, known)
 
-    def _means(self, update: Update) -> ClassMeans:
-        return ClassMeans.of(update, update.tensors[SUM].double(), self._factor(update).double())
+    def _means(self, update: Update) -> checks.ClassMeans:
+        squares = self._factor(update).double().square().sum(0)
+        sums = update.tensors[SUM].double()
+        return checks.ClassMeans.of(update.classes, class_counts(update), sums, squares)
 
     def _factor(self, update: Update) -> Tensor:
         return unpacked(update.tensors["exact.factor"], update.samples, self.width)

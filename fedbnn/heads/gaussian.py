@@ -27,9 +27,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.devices import CPU, visiting
 from fedbnn.heads import GaussianHead, checks, plain_sums
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
-from fedbnn.heads.checks import ClassMeans
 from fedbnn.heads.factor import factor, length, unpacked
-from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet
 from fedbnn.messages import Update, class_counts
 from fedbnn.state import State
@@ -159,21 +157,18 @@ class StatisticsAggregator:
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far class means are from the others' in any space, and how much larger the drift."""
         rows = {one.client: self.factor(one).double().split(self.width, 1) for one in updates}
-        found = []
-        for place, name in ((ANCHOR, "anchor"), (BEFORE, NAME), (NOW, NAME)):
-            means = {one.client: self._means(one, rows[one.client], place) for one in updates}
-            known = ClassMeans.known(state.classes, ClassPosteriors.of(state, self.width, name))
-            stay = place != NOW
-            found.append(checks.apart_in_means(means, known, stay))
+        means = {one.client: self._means(one, rows[one.client]) for one in updates}
+        found = [checks.apart_in_means(means)]
         for place in (ANCHOR, BEFORE):
             drifts = {client: _drift(one[place], one[NOW]) for client, one in rows.items()}
             found.append(checks.apart_in_drift(drifts))
         return checks.farthest(*found)
 
-    def _means(self, update: Update, rows: Sequence[Tensor], place: int) -> ClassMeans:
-        """Of the features under one of the backbones."""
-        sums = update.tensors[SUM].double().split(self.width, 1)[place]
-        return ClassMeans.of(update, sums, rows[place])
+    def _means(self, update: Update, rows: Sequence[Tensor]) -> checks.ClassMeans:
+        """Of the features under each backbone."""
+        squares, sums = torch.stack([each.square().sum(0) for each in rows]), update.tensors[SUM]
+        by_space = sums.double().view(len(sums), *squares.shape)
+        return checks.ClassMeans.of(update.classes, class_counts(update), by_space, squares)
 
     def factor(self, update: Update) -> Tensor:
         """R of an update."""
