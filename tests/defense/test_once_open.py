@@ -148,15 +148,11 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
             "test_classes_with_too_few_images_send_no_sums_but_are_trained",
         ),
     ),
-    "a backdoor in statistics: images under the name of a class they are not of": (
-        (STATISTICS, "test_a_lie_by_class_and_direction_counts_less"),
-        (STATISTICS, "test_nobody_moves_a_class_further_than_its_images_may"),
-    ),
-    "a backdoor in weights: taken out again, bit for bit": (
+    "a backdoor: not stopped, but taken out again, bit for bit": (
         ("cli/test_expel.py", "test_it_is_the_run_in_which_the_client_was_never_asked"),
     ),
 }
-"""Row by row what attacks found not held. A backdoor in weights is not stopped, only undone."""
+"""Row by row what attacks found not held. A backdoor is not stopped, only undone."""
 
 
 @pytest.mark.parametrize("row", ROWS)
