@@ -27,6 +27,8 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
+COUNTS = "counts"
+"""In a roll call, what was announced."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class Federation:
             raise ConfigError(what, "privacy", fix)
         if self.late.late == "fold":
             late.only_factors(self.method)
+        if self.privacy.on and self.stream.held and not self.stream.tasks[0].classes:
+            what = "private clients announce nothing, and no test images say which classes there are"
+            fix = "give the server a test folder with every class"
+            raise ConfigError(what, "privacy", fix)
         _fitting(self.method, self.head, moves=bool(self.layout.size))
 
 
