@@ -148,7 +148,7 @@ class Holdings:
             read = partial(part.split.read, size=self._side)
             for place, image in enumerate(pool.map(read, chosen.tolist())):
                 pixels[place] = image
-        labels = torch.from_numpy(part.split.labels[chosen])
+        labels = torch.tensor(part.split.labels[chosen])
         return ImageSet(torch.from_numpy(pixels), labels, part.classes, LOOK)
 
     def tests(self) -> Collection:

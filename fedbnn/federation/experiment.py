@@ -18,7 +18,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import results
-from fedbnn.evaluation.evaluate import Evaluation, Evaluator
+from fedbnn.evaluation.evaluate import Evaluation, Evaluator, testable
 from fedbnn.federation import server
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
@@ -224,4 +224,5 @@ def _card(experiment: Experiment) -> dict[str, str]:
         "engine": str(config["engine"]["name"]),
         "device": experiment.trains_on,
         "run directory": str(experiment.run_dir),
+        **({} if testable(stream) else {"tested on": "no images: nothing is evaluated"}),
     }

@@ -63,7 +63,7 @@ class Federation:
         if self.late.late == "fold":
             late.only_factors(self.method)
         if self.privacy.on and self.stream.held and not self.stream.tasks[0].classes:
-            what = "private clients announce nothing, and no test images say which classes there are"
+            what = "private clients announce nothing, and no test images name the classes"
             fix = "give the server a test folder with every class"
             raise ConfigError(what, "privacy", fix)
         _fitting(self.method, self.head, moves=bool(self.layout.size))

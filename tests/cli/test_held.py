@@ -1,0 +1,213 @@
+"""Sites that hold nothing but their own images: same bytes as one box, and no image on the server.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
+
+from flwr.app import Context, Message, RecordDict
+
+from fedbnn.cli import flower, site
+from fedbnn.cli.main import main
+from fedbnn.federation import server
+from fedbnn.federation.engines.flower import client, engine, wire
+from fedbnn.federation.engines.flower.server import Ended
+from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, read_update
+from fedbnn.storage import run_dir
+from fedbnn.storage.ledger import Ledger
+from tests.cli.command import final
+from tests.cli.held import HOLDS, WORDS, hold, hold_tests, painted
+from tests.federation.grids import Fault, LocalGrid
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "PULL_SECONDS", 0.005)
+    monkeypatch.setattr(engine, "LAUNCH_SECONDS", 1.0)
+
+
+@pytest.fixture
+def places(home: Path) -> Path:
+    """One box with all folders, three sites with those of their clients, a server with tests."""
+    for one in HOLDS:
+        hold(home / "box", one)
+        hold(home / "site0" if one < 2 else home / f"site{one}", one)
+    hold_tests(home / "box")
+    hold_tests(home / "server")
+    return home
+
+
+def serial(run: str = "serial", more: str = "") -> int:
+    words = f"--config tiny.yaml {WORDS} --stream.data_dir box --run_dir {run} {more}"
+    return main(["train", *words.split()])
+
+
+def on_sites(home: Path, more: str = "", fault: Fault | None = None, data: str = "server") -> None:
+    """`flwr run` on three sites, each with nothing but the folders of its clients."""
+    client._worker.cache_clear()
+    nodes = {
+        number: {
+            "clients": served,
+            "state-dir": str(home / folder / "state"),
+            "stream.data_dir": str(home / folder),
+        }
+        for number, folder, served in [(7, "site0", "0,1"), (8, "site2", "2"), (9, "site3", "3")]
+    }
+    words = f"--config tiny.yaml {WORDS} --stream.data_dir {data} --run_dir sites {more}"
+    words = more if "--resume" in more else words
+    grid = LocalGrid(site.client, nodes, fault)
+    flower.server(grid, Context(7, 0, {}, RecordDict(), {"fedbnn": words}))
+
+
+def instruction(order: Message) -> FitInstruction:
+    return FitInstruction.from_bytes(wire.read_order(order.content).payload)
+
+
+@pytest.mark.parametrize("method", ["fedbnn", "scaffold"])
+def test_sites_with_only_their_own_images_end_in_the_bytes_of_one_box(
+    places: Path, method: str
+) -> None:
+    assert serial(more=f"--method {method}") == 0
+    on_sites(places, f"--method {method}")
+    assert final(places / "sites") == final(places / "serial")
+    [*_, last] = run_dir.records(places / "sites")
+    assert last["tasks"][0]["class_agnostic"]["accuracy"] > 0.25
+
+
+def test_a_server_without_an_image_ends_in_the_same_bytes_and_evaluates_nothing(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serial() == 0
+    capsys.readouterr()
+    on_sites(places, data="nowhere")
+    assert final(places / "sites") == final(places / "serial")
+    assert "nothing is evaluated" in capsys.readouterr().out
+    assert not any(one["fon"] or one["tasks"] != [None] for one in run_dir.records(places / "sites"))
+    assert (places / "sites" / "report.html").exists()
+    assert (places / "sites" / "model.safetensors").exists()
+
+
+def test_new_images_and_classes_count_from_the_next_round_on(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that nobody had comes to client 2 before round 2, wherever it is."""
+    play = server.play
+
+    def drifting(federation: Any, state: Any, number: int) -> Any:
+        if number == 2:
+            for data in (places / "box", places / "site2"):
+                painted(data / "shades" / "2", 4, 9, seed=1)
+        return play(federation, state, number)
+
+    assert serial("steady") == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "play", drifting)
+        words = "--stream.clients_per_round 4 --stream.samples_per_round 80"
+        assert serial("serial", words) == 0
+        for picture in places.glob("*/shades/2/shade4/*"):
+            picture.unlink()
+        on_sites(places, words)
+    assert final(places / "sites") == final(places / "serial") != final(places / "steady")
+    seen = [record["seen_classes"] for record in run_dir.records(places / "sites")]
+    assert seen == [4, 5, 5]
+
+
+def test_a_resumed_run_shows_what_was_announced_whatever_came_since(places: Path) -> None:
+    def gone(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+        """In the last round everybody announces, and nobody trains."""
+        asked = instruction(order)
+        return [] if asked.round == 3 and asked.exchange != ANNOUNCE else [reply]
+
+    assert serial() == 0
+    with pytest.raises(Ended, match="exit code 5"):
+        on_sites(places, "--gate.deadline_seconds 1", gone)
+    for one in HOLDS:
+        painted(places / ("site0" if one < 2 else f"site{one}") / "shades" / str(one), 5, 9, seed=3)
+    on_sites(places, "--resume sites --gate.deadline_seconds 1")
+    assert final(places / "sites") == final(places / "serial")
+
+
+def test_a_client_is_held_to_what_it_announced(places: Path) -> None:
+    def more(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+        """Client 2 announces one image more than it shows."""
+        who, asked = wire.read_order(order.content).client, instruction(order)
+        said = wire.read_answer(reply.content, who)
+        if who != 2 or asked.exchange != ANNOUNCE:
+            return [reply]
+        assert isinstance(said, FitResult)
+        honest = read_update(said.update)
+        counts = {**honest.counts, "shades/shade2": honest.counts["shades/shade2"] - 1}
+        lie = replace(honest, counts=counts, samples=honest.samples - 1)
+        told = replace(said, update=lie.to_bytes())
+        return [Message(wire.answer_records(told), reply_to=order)]
+
+    on_sites(places, "--gate.quorum 0.5", more)
+    refused = [one["refused"] for one in run_dir.records(places / "sites") if 2 in one["clients"]]
+    assert refused
+    for record in refused:
+        assert "the announcement said" in record["2"]
+
+
+BIG = {"counts": {"shades/shade2": 900}, "samples": 900}
+LIES = [
+    (BIG, "announces 900 images, the most is 8"),
+    ({"counts": {"shades/shade2": -1, "shades/a": 2}, "samples": 1}, "class without images"),
+    ({"counts": {"shades/\n": 1}, "samples": 1}, "a class that has no name"),
+    ({"round": 9}, "meant for round 9"),
+    ({"prior": "0" * 64}, "started from another prior"),
+]
+
+
+@pytest.mark.parametrize(("lie", "reason"), LIES)
+def test_an_announcement_that_cannot_be_is_refused_by_name(
+    places: Path, lie: dict[str, Any], reason: str
+) -> None:
+    def lies(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+        who, asked = wire.read_order(order.content).client, instruction(order)
+        if who != 2 or asked.exchange != ANNOUNCE:
+            return [reply]
+        said = wire.read_answer(reply.content, who)
+        assert isinstance(said, FitResult)
+        told = replace(said, update=replace(read_update(said.update), **lie).to_bytes())
+        return [Message(wire.answer_records(told), reply_to=order)]
+
+    one = "--stream.rounds_per_task 1 --stream.clients_per_round 4 --stream.samples_per_round 32"
+    on_sites(places, f"{one} --gate.quorum 0.5", lies)
+    (record,) = run_dir.records(places / "sites")
+    assert reason in record["refused"]["2"]
+    assert "client 2 was refused" in (places / "sites" / "log.txt").read_text()
+
+
+def test_a_picture_that_cannot_be_read_fails_its_client_and_its_name_stays(places: Path) -> None:
+    (places / "site2" / "shades" / "2" / "shade2" / "somebody.png").write_text("no picture")
+    one = "--stream.rounds_per_task 1 --stream.clients_per_round 4 --stream.samples_per_round 80"
+    on_sites(places, f"{one} --gate.quorum 0.5")
+    (record,) = run_dir.records(places / "sites")
+    assert record["failed"] == {"2": "its images cannot be read; the log of its site says why"}
+    with Ledger(places / "sites") as ledger:
+        roll = ledger.roll(1)
+    assert roll is not None
+    assert set(roll["counts"]) == {0, 1, 3}
+
+
+def test_what_clients_hold_cannot_be_pooled(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serial(more="--method joint") == 2
+    assert "clients hold their images" in capsys.readouterr().err
+
+
+def test_nobody_with_images_ends_the_run_by_name(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for picture in (places / "box").glob("shades/[0-3]/*/*.png"):
+        picture.unlink()
+    assert serial() == 5
+    assert "nobody has images in round 1" in capsys.readouterr().err
