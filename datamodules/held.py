@@ -148,7 +148,7 @@ class Holdings:
             read = partial(part.split.read, size=self._side)
             for place, image in enumerate(pool.map(read, chosen.tolist())):
                 pixels[place] = image
-        labels = torch.tensor(part.split.labels[chosen])
+        labels = torch.tensor(part.split.labels[chosen].tolist(), dtype=torch.int64)
         return ImageSet(torch.from_numpy(pixels), labels, part.classes, LOOK)
 
     def tests(self) -> Collection:
@@ -168,13 +168,17 @@ class Holdings:
     def _tables(self) -> Iterator[Table]:
         """The test images of every source that has some, from the cache."""
         for source in self.sources:
-            part, folder = self._found(source, None), self._folder(source, None)
+            part = self._found(source, None)
             if part and len(part.split.labels):
-                tested = Original(part.classes, NOTHING, part.split)
-                located = Located(cache.fingerprint([folder]), lambda found=tested: found)
-                located = in_memory(tested) if is_path(source) else located
+                located = self._located(source, Original(part.classes, NOTHING, part.split))
                 where = self.registry.size, self.registry.decoded
                 yield cache.cached(short_name(source), located, *where)
+
+    def _located(self, source: str, tested: Original) -> Located:
+        """Test images with their fingerprint."""
+        if is_path(source):
+            return in_memory(tested)
+        return Located(cache.fingerprint([self._folder(source, None)]), lambda: tested)
 
     @property
     def _side(self) -> int:

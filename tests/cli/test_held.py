@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from fedbnn.cli import flower, site
 from fedbnn.cli.main import main
@@ -89,7 +89,8 @@ def test_a_server_without_an_image_ends_in_the_same_bytes_and_evaluates_nothing(
     on_sites(places, data="nowhere")
     assert final(places / "sites") == final(places / "serial")
     assert "nothing is evaluated" in capsys.readouterr().out
-    assert not any(one["fon"] or one["tasks"] != [None] for one in run_dir.records(places / "sites"))
+    lines = run_dir.records(places / "sites")
+    assert not any(line["fon"] or line["tasks"] != [None] for line in lines)
     assert (places / "sites" / "report.html").exists()
     assert (places / "sites" / "model.safetensors").exists()
 
@@ -123,14 +124,15 @@ def test_a_resumed_run_shows_what_was_announced_whatever_came_since(places: Path
     def gone(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
         """In the last round everybody announces, and nobody trains."""
         asked = instruction(order)
-        return [] if asked.round == 3 and asked.exchange != ANNOUNCE else [reply]
+        trains = asked.round == 3 and asked.exchange != ANNOUNCE
+        return [Message(Error(2, "unreachable"), reply_to=order)] if trains else [reply]
 
     assert serial() == 0
     with pytest.raises(Ended, match="exit code 5"):
-        on_sites(places, "--gate.deadline_seconds 1", gone)
+        on_sites(places, fault=gone)
     for one in HOLDS:
         painted(places / ("site0" if one < 2 else f"site{one}") / "shades" / str(one), 5, 9, seed=3)
-    on_sites(places, "--resume sites --gate.deadline_seconds 1")
+    on_sites(places, "--resume sites")
     assert final(places / "sites") == final(places / "serial")
 
 
