@@ -162,7 +162,8 @@ class FederatedStream(LightningDataModule):
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()
-                row["classes"] = f"{len(classes)}: {classes[0]} .. {classes[-1]}"
+                few = " .. ".join(classes[:1] + classes[-1:])
+                row["classes"] = f"{len(classes)}: {few}"
                 rows.append(row)
         return rows
 

@@ -199,6 +199,20 @@ def test_a_picture_that_cannot_be_read_fails_its_client_and_its_name_stays(place
     assert set(roll["counts"]) == {0, 1, 3}
 
 
+def test_private_clients_announce_nothing_and_settle_what_they_show(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--privacy.clip 1 --gate.influence_cap null --head linear --stream.rounds_per_task 1"
+    assert serial(more=words) == 0
+    with Ledger(places / "serial") as ledger:
+        roll = ledger.roll(1)
+    assert roll is not None
+    assert all(said == {"": 0} for said in roll["counts"].values())
+    assert len([*places.glob("box/.cache/held-*/*-1.safetensors")]) == 3
+    assert serial("unknown", f"{words} --stream.sources folder:other") == 2
+    assert "no test images name the classes" in capsys.readouterr().err
+
+
 def test_what_clients_hold_cannot_be_pooled(
     places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
