@@ -99,7 +99,9 @@ class Prediction:
 
     `probabilities` (n, C) over `classes`, `labels` the likeliest class of each, `entropy` of the
     predictive distribution (total uncertainty) and `mutual_information` between prediction and
-    weights (what more data would teach it), both in nats.
+    weights (what more data would teach it), both in nats. `unknown_class` are the log-odds that an
+    image is of a class the model has never met rather than of one it knows, in nats; None where
+    the head is linear.
     """
 
     probabilities: Tensor
@@ -107,6 +109,7 @@ class Prediction:
     labels: tuple[str, ...]
     entropy: Tensor
     mutual_information: Tensor
+    unknown_class: Tensor | None
 
 
 class Model:
@@ -132,11 +135,12 @@ class Model:
         pixels = stacked(images, self.card.image_shape)
         labels = torch.zeros(len(pixels), dtype=torch.long)
         shown = ImageSet(pixels, labels, predictor.classes, self.card.preprocess)
-        sampled = predictor.scores(shown).softmax(-1)
+        scores, unknown = predictor.read(shown)
+        sampled = scores.softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())
         doubt = metrics.entropy(mean), metrics.mutual_information(sampled)
-        return Prediction(mean, predictor.classes, names, *doubt)
+        return Prediction(mean, predictor.classes, names, *doubt, unknown)
 
 
 def build_backbone(card: Card) -> nn.Module:

@@ -17,7 +17,7 @@ from fedbnn.messages import FitInstruction
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.seeds import forked
 from lightning_modules.client_trainer import LocalTraining
-from lightning_modules.point_client import Answer, ClientModule, Fit, optimizer
+from lightning_modules.point_client import UNTRAINED, Answer, ClientModule, Fit, optimizer
 
 MOST = 1024
 """Images of a client by which curvature is measured, at even distances among all it has."""
@@ -25,15 +25,17 @@ MOST = 1024
 
 @dataclass(frozen=True)
 class Start:
-    """Where local inference begins: the prior over the flat vector, and the means of the guide.
+    """Where local inference begins: the prior over the flat vector, and the guide.
 
-    They differ in prototypes that were warmed up: their prior is the one before, so that no image
-    counts twice.
+    They differ in prototypes. The prior of those that were warmed up is the one before, so that no
+    image counts twice; and of a class that is new it is wide, for nothing is known of it, while the
+    guide draws it no wider than other weights.
     """
 
     loc: Tensor
     scale: Tensor
     guide_loc: Tensor
+    guide_scale: Tensor
 
 
 class SVIClient(ClientModule):
@@ -50,7 +52,7 @@ class SVIClient(ClientModule):
     ) -> None:
         super().__init__()
         model.swap(start.loc, start.scale)
-        guide.swap(start.guide_loc, start.scale)
+        guide.swap(start.guide_loc, start.guide_scale)
         self.elbo = ClosedFormELBO(kl_weight)(model, guide)
         self.method, self.local = method, local
 
@@ -142,6 +144,7 @@ class PosteriorFit:
         counts = {name: held.get(name, 0) for name in fit.assembly.classes}
         weights = kl_weights(self.method, self.layout.size, width, counts, sent)
         self.model.network.requires_grad_(False).prior_mean = fit.network.prior_mean
+        self.model.distils = sent.round > UNTRAINED
         if self.model.distillation is not None:
             self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
@@ -161,8 +164,11 @@ class PosteriorFit:
         warmed = self.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
         loc = torch.cat([state["backbone"], assembly.rows.reshape(-1)])
         guide_loc = torch.cat([state["backbone"], warmed.reshape(-1)])
-        scale = torch.cat([state["backbone.scale"], assembly.scales.reshape(-1)])
-        return Start(loc, scale, guide_loc)
+        widest = self.method.row_scale(self.method.scale_gain, assembly.rows.shape[1])
+        backbone, rows = state["backbone.scale"], assembly.scales.reshape(-1)
+        both = (torch.cat([backbone, one]) for one in (rows, rows.clamp(max=widest)))
+        scale, guide_scale = both
+        return Start(loc, scale, guide_loc, guide_scale)
 
     def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""

@@ -9,7 +9,8 @@ table reports, the mean of the average task-aware and class-agnostic accuracy at
 When the grid is tried, the trials that are left go where they tell most: beyond the grid while the
 best value is its first or last, then between the best value and the better of its neighbours. Runs
 that are finished are not run again, so the command can be stopped and started. It ends with the
-comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/.
+comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/. `--methods`
+plays some of the methods only, each as it would be played with the others.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,12 @@ def main() -> None:
     parser.add_argument("protocol", type=Path)
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--methods", type=lambda names: names.split(","), metavar="A,B")
     options = parser.parse_args()
     protocol = Protocol.read(options.protocol)
+    if options.methods:
+        some = {name: protocol.methods[name] for name in options.methods}
+        protocol = replace(protocol, methods=some)
     folder = Path(f"runs/protocol-{protocol.name}")
     folder.mkdir(parents=True, exist_ok=True)
     runs = Runs(protocol, folder, options.data_dir, options.jobs)

@@ -39,7 +39,7 @@ class BayesianModel(PyroModule):
     def __init__(self, backbone: nn.Module, layout: Layout, distillation: float = 0.0) -> None:
         super().__init__()
         part = FeatureDistillation(backbone, layout, distillation) if distillation else None
-        self.distillation = part
+        self.distillation, self.distils = part, part is not None
         self.network = FeatureClassifier(backbone, 1).requires_grad_(False)
         self.layout, self.features = layout, int(backbone.width)  # type: ignore[arg-type]
         self.moments = nn.Module()  # a plain module: its buffers are read without Pyro's handlers
@@ -57,8 +57,10 @@ class BayesianModel(PyroModule):
         return Weights(moments.loc, moments.log, moments.scale)  # type: ignore[arg-type]
 
     def trained(self) -> list[nn.Parameter]:
-        """What is trained beside the posterior: the map of the distillation."""
-        return [] if self.distillation is None else list(self.distillation.parameters())
+        """What is trained beside the posterior: the map of the distillation, while it distils."""
+        if self.distillation is None or not self.distils:
+            return []
+        return list(self.distillation.parameters())
 
     def outputs(self, flat: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and f(x; w)."""
@@ -73,7 +75,7 @@ class BayesianModel(PyroModule):
         features, logits = self.outputs(flat, images)
         likelihood = dist.Categorical(logits=logits, validate_args=False).to_event(1)
         pyro.sample("labels", likelihood, obs=labels)
-        if self.distillation is not None:
+        if self.distillation is not None and self.distils:
             pyro.factor("features", -len(images) * self.distillation(images, features))
         return logits
 
@@ -81,7 +83,8 @@ class BayesianModel(PyroModule):
 class MeanFieldGuide(AutoGuide):
     """q(w) = N(loc, exp(log_scale)^2), drawn from the Normal itself, one number each a weight.
 
-    Scales that are not learned are those of the prior. Stock `AutoNormal` draws through an
+    Scales that are not learned are held, as they were swapped in: draws have them, and the KL is
+    that of the means alone, for its other term does not change. Stock `AutoNormal` draws through an
     auxiliary site and a Delta, which would turn the closed-form KL into a sampled one.
     """
 
@@ -89,6 +92,7 @@ class MeanFieldGuide(AutoGuide):
         super().__init__(model)
         self.loc = nn.Parameter(torch.zeros(0))
         self.log_scale = nn.Parameter(torch.zeros(0)) if learned else None
+        self.held = nn.Module()  # a plain module, as that of the prior
 
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Draw the flat vector."""
@@ -98,11 +102,12 @@ class MeanFieldGuide(AutoGuide):
         """q(w) as a distribution."""
         if self.log_scale is not None:
             return Weights(self.loc, self.log_scale)
-        prior = self.model.prior()
-        return Weights(self.loc, prior.log_scale, prior.scale)
+        return Weights(self.loc, self.model.prior().log_scale, cast(Tensor, self.held.scale))
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Start from N(loc, scale^2); copied, so that the optimiser can never move a prior."""
         self.loc.data, self.loc.grad = loc.detach().clone(), None
         if self.log_scale is not None:
             self.log_scale.data, self.log_scale.grad = scale.detach().log(), None
+        else:
+            self.held.register_buffer("scale", scale.detach().clone())

@@ -19,6 +19,8 @@ from fedbnn.cli.main import Arguments
 from fedbnn.errors import DataError, escaped
 from fedbnn.export import Prediction
 
+DOUBTS = ("entropy", "mutual_information", "unknown_class")
+
 
 def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
@@ -66,17 +68,18 @@ def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[
         shares = [round(share, 4) for share in best.values[place].tolist()]
         row: dict[str, Any] = {"picture": str(path), "label": prediction.labels[place]}
         row["classes"] = dict(zip(names, shares, strict=True))
-        for name in ("entropy", "mutual_information"):
-            row[name] = round(float(getattr(prediction, name)[place]), 4)
+        for name in DOUBTS:
+            doubt = getattr(prediction, name)
+            row[name] = None if doubt is None else round(float(doubt[place]), 4)
         rows.append(row)
     return rows
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """A table for people; uncertainty in nats."""
-    table = Table("picture", "likeliest classes", "entropy", "mutual information")
+    table = Table("picture", "likeliest classes", *(name.replace("_", " ") for name in DOUBTS))
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
-        doubt = [f"{row[name]:.3f}" for name in ("entropy", "mutual_information")]
+        doubt = ["-" if row[name] is None else f"{row[name]:.3f}" for name in DOUBTS]
         table.add_row(*(Text(escaped(text)) for text in (row["picture"], classes, *doubt)))
     Console(highlight=False).print(table)

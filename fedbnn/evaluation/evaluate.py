@@ -25,7 +25,7 @@ from fedbnn.state import State
 from fedbnn.stream import Stream, Task
 
 REGIMES = ("task_aware", "class_agnostic")
-UNCERTAINTIES = ("entropy", "mutual_information")
+UNCERTAINTIES = ("entropy", "mutual_information", "unknown_class")
 LOOKED_AT = 200
 """Images of the next round that tell whether they look strange."""
 FULL = ("pooled", "novelty", "diagnostics")
@@ -68,7 +68,10 @@ def testable(stream: Stream) -> bool:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of n images: mean probabilities and labels as their columns in both regimes; uncertainty."""
+    """Of n images: mean probabilities and labels as their columns in both regimes; uncertainty.
+
+    `unknown_class` are the log-odds of a class nobody has met, 0 where nothing tells them.
+    """
 
     task_aware: Tensor
     task_labels: Tensor
@@ -76,6 +79,7 @@ class Predictions:
     labels: Tensor
     entropy: Tensor
     mutual_information: Tensor
+    unknown_class: Tensor
 
     def regime(self, name: str) -> tuple[Tensor, Tensor]:
         """Probabilities and labels of one regime."""
@@ -93,12 +97,13 @@ def predict(model: Predictor, images: ImageSet, task: Task, batch_size: int) -> 
 def _predict_chunk(model: Predictor, images: ImageSet, task: Task) -> tuple[Tensor, ...]:
     """The columns of `Predictions`: probabilities are averaged over the samples, never scores."""
     own = [column for column, name in enumerate(model.classes) if name in task.classes]
-    scores = model.scores(images).float().cpu()
+    scores, odds = model.read(images)
+    unknown = torch.zeros(len(images)) if odds is None else odds
     aware, sampled = scores[..., own].softmax(-1).mean(0), scores.softmax(-1)
     known = tuple(model.classes[column] for column in own), model.classes
     labels, every = (images.among(classes).labels for classes in known)
     mean, doubt = sampled.mean(0), metrics.mutual_information(sampled)
-    return aware, labels, mean, every, metrics.entropy(mean), doubt
+    return aware, labels, mean, every, metrics.entropy(mean), doubt, unknown
 
 
 def evaluate_round(

@@ -96,7 +96,8 @@ def unseen_auroc(seen: Tensor, unseen: Tensor) -> float | None:
     if not len(seen) or not len(unseen) or values.min() == values.max():
         return None
     target = torch.cat([torch.zeros(len(seen)), torch.ones(len(unseen))]).long()
-    return float(classification.binary_auroc(values / values.max().clamp(min=SMALLEST), target))
+    shares = (values - values.min()) / (values.max() - values.min())
+    return float(classification.binary_auroc(shares, target))
 
 
 def pooled(predicted: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -121,11 +122,11 @@ def reliability(probabilities: Tensor, labels: Tensor) -> dict[str, list[float]]
 
 
 def histograms(seen: Tensor, unseen: Tensor) -> dict[str, list[float]]:
-    """How many of both lie between 31 equal edges from 0 to the largest value."""
-    largest = max(float(torch.cat([seen, unseen]).max()), SMALLEST)
-    both = {"seen": seen, "unseen": unseen}
-    counts = {name: torch.histc(one, HISTOGRAM_BINS, 0, largest) for name, one in both.items()}
-    found = {"edges": torch.linspace(0, largest, HISTOGRAM_BINS + 1), **counts}
+    """How many of both lie between 31 equal edges from the smallest value, at most 0, on."""
+    every, both = torch.cat([seen, unseen]), {"seen": seen, "unseen": unseen}
+    ends = min(float(every.min()), 0.0), max(float(every.max()), SMALLEST)
+    counts = {name: torch.histc(one, HISTOGRAM_BINS, *ends) for name, one in both.items()}
+    found = {"edges": torch.linspace(*ends, HISTOGRAM_BINS + 1), **counts}
     return {name: values.tolist() for name, values in found.items()}
 
 

@@ -12,8 +12,15 @@ equally often (`prior: frequency`), p(c) is the mean of the Dirichlet posterior 
 else all are alike:
 
     log p(c) = log(n_c + 1) + const
+
+A class that nobody has met has its mean where class means are: around their own mean m with their
+own covariance B. So what speaks for one, in nats and without a label, in the span of class means
+(elsewhere it is explained as well as any known class), is
+
+    log p(f | unknown) - log p(f | known) = log N(f; m, S + B) - log 1/C sum_c N(f; m_c, S + S/n_c)
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,6 +64,17 @@ def whitened(features: Tensor, lower: Tensor) -> Tensor:
     return solved.T
 
 
+def span_of(means: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
+    """Principal directions (d, k) of whitened class means, and the variance of means along each.
+
+    From C means with the squared errors e_c: s_j^2 / (C - 1) - mean e_c, at least 0.
+    """
+    most = len(means) - 1
+    _, long, directions = torch.linalg.svd(means - means.mean(0), full_matrices=False)
+    between = long[:most].square() / max(most, 1) - errors.mean()
+    return directions[:most].T, between.clamp_min(0)
+
+
 @dataclass(frozen=True)
 class Discriminant:
     """Class means in whitened coordinates: any number of images is one matrix product."""
@@ -67,6 +85,8 @@ class Discriminant:
     freedom: float
     temperature: float
     log_prior: Tensor
+    span: Tensor
+    between: Tensor
 
     @classmethod
     def of(
@@ -76,34 +96,45 @@ class Discriminant:
         lower, count = root(posteriors, head.shrinkage), posteriors.count[rows]
         log_prior = count.log1p() if head.prior == "frequency" else torch.zeros_like(count)
         spread, means = 1 + 1 / count.clamp_min(1e-6), whitened(posteriors.mean[rows], lower)
-        freedom = float(posteriors.weight.clamp_min(1.0))
-        return cls(lower, means, spread, freedom, head.temperature, log_prior)
+        freedom, span = float(posteriors.weight.clamp_min(1.0)), span_of(means, spread - 1)
+        return cls(lower, means, spread, freedom, head.temperature, log_prior, *span)
 
     def on(self, device: torch.device) -> "Discriminant":
         """The same where the features are, if float64 is known there."""
         if device.type == "mps":
             return self
-        return replace(
-            self,
-            lower=self.lower.to(device),
-            means=self.means.to(device),
-            spread=self.spread.to(device),
-            log_prior=self.log_prior.to(device),
-        )
+        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
 
-    def log_densities(self, features: Tensor) -> Tensor:
-        """log p(f | c) + const (n, C) of features (n, d)."""
-        white = whitened(features, self.lower)
+    def log_densities(self, white: Tensor) -> Tensor:
+        """log p(f | c) + const (n, C) of whitened features (n, d)."""
         cross = white.square().sum(1, keepdim=True) - 2 * white @ self.means.T
         distance = (cross + self.means.square().sum(1)).clamp_min(0) / self.spread
         width = white.shape[1]
         tails = -0.5 * (self.freedom + width) * torch.log1p(distance / self.freedom)
         return tails - 0.5 * width * self.spread.log()
 
+    def log_odds(self, white: Tensor) -> Tensor:
+        """log p(f | unknown) - log p(f | known) (n,) of whitened features (n, d)."""
+        centre = self.means.mean(0)
+        here, there = (white - centre) @ self.span, (self.means - centre) @ self.span
+        wide, width = 1 + self.between, len(self.between)
+        unknown = -0.5 * (here.square() / wide).sum(1) - 0.5 * wide.log().sum()
+        gaps = torch.cdist(here, there).square() / self.spread + width * self.spread.log()
+        return unknown - torch.logsumexp(-0.5 * gaps, 1) + math.log(len(self.means))
+
+    def read(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Of features (n, d) the log-scores (n, C), and what speaks for a class not met yet (n,).
+
+        log p(f | c) / temperature + log p(c) + const
+        """
+        white = whitened(features, self.lower)
+        scores = self.log_densities(white) / self.temperature + self.log_prior
+        return scores.float().to(features.device), self.log_odds(white).float()
+
     def scores(self, features: Tensor) -> Tensor:
-        """Log-scores (n, C) of features (n, d): log p(f | c) / temperature + log p(c) + const."""
-        scores = self.log_densities(features) / self.temperature + self.log_prior
-        return scores.float().to(features.device)
+        """Log-scores (n, C) of features (n, d)."""
+        return self.read(features)[0]
 
     def rows(self) -> Tensor:
         """The scores of few features as rows (C, d + 1) of weights and bias, without the tails.

@@ -66,13 +66,13 @@ def posteriors(state: State) -> ClassPosteriors:
     return ClassPosteriors(mean, count[:, 0], scatter, weight)
 
 
-def scorer(
+def reader(
     head: ExactHead, backbone: nn.Module, state: State, rows: Tensor, device: torch.device = CPU
-) -> Callable[[Tensor], Tensor]:
-    """What gives the log-scores (n, C) of a batch, for the classes in these rows."""
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What reads a batch: log-scores (n, C) of the classes in these rows, log-odds of no class."""
     found = Discriminant.of(posteriors(state), rows, head).on(device)
     seen = features(head, backbone)
-    return lambda images: found.scores(seen(images))
+    return lambda images: found.read(seen(images))
 
 
 def measure(

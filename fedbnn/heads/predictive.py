@@ -26,6 +26,9 @@ from fedbnn.seeds import generator
 from fedbnn.state import State
 
 BATCH = 500
+Read = tuple[Tensor, Tensor]
+Scored = tuple[Tensor, Tensor | None]
+"""Log-scores of known classes, and the log-odds of an unknown one where anything tells them."""
 
 
 class Predictor:
@@ -48,31 +51,41 @@ class Predictor:
         self._network = FeatureClassifier(backbone, len(self.classes)).eval()
         self._put_in_place = partial(layout.write, backbone, state["backbone"], state["buffers"])
         self._moving: Discriminant | None = None
-        self._fixed: Callable[[Tensor], Tensor] | None = None
+        self._fixed: Callable[[Tensor], Read] | None = None
         self._share = 0.0 if isinstance(head, LinearHead) else head.prototypes
         if isinstance(head, GaussianHead) and "posteriors.count" in state:
             posteriors = ClassPosteriors.of(state, state["prototypes"].shape[1] - 1)
             self._moving = Discriminant.of(posteriors, rows, head).on(device)
         elif isinstance(head, ExactHead) and fixed:
-            self._fixed = exact.scorer(head, backbone, state, rows, device)
+            self._fixed = exact.reader(head, backbone, state, rows, device)
             samples = samples if self._share else 0
         self._features = backbone.eval() if not layout.size else None
         draws = _draws(state, rows, samples, seed)
         self._draws = [layout.by_parameter(*(one.to(device) for one in draw)) for draw in draws]
 
-    def scores(self, images: ImageSet) -> Tensor:
-        """Log-scores (S, n, C); softmax over any columns gives that draw's probabilities."""
+    def read(self, images: ImageSet) -> Scored:
+        """Log-scores (S, n, C), and what speaks for a class nobody has met (n,).
+
+        Softmax over any columns of the scores gives that draw's probabilities. The log-odds of an
+        unknown class are the mean over the draws; None where no class posteriors tell them.
+        """
         self._put_in_place()  # running statistics: others may have used the backbone meanwhile
         with visiting(self._backbone, self._device), torch.inference_mode():
             batches = [batch.to(self._device) for batch, _ in images.loader(BATCH, shuffle=False)]
             fixed = [self._fixed(batch) if self._fixed else None for batch in batches]
             seen = [self._features(batch) if self._features else batch for batch in batches]
             both = list(zip(seen, fixed, strict=True))
-            scored = [[self._logits(draw, *one) for one in both] for draw in self._draws]
-            return torch.stack([torch.cat(parts) for parts in scored]).cpu()
+            found = [[self._read(draw, *one) for one in both] for draw in self._draws]
+        scores = torch.stack([torch.cat([own for own, _ in parts]) for parts in found])
+        odds = [own for parts in found for _, own in parts if own is not None]
+        return scores.cpu(), torch.cat(odds).view(len(found), -1).mean(0).cpu() if odds else None
 
-    def _logits(self, draw: dict[str, Tensor], batch: Tensor, fixed: Tensor | None) -> Tensor:
-        """Scores of one draw: of the prototypes, or of class posteriors with a share of theirs.
+    def scores(self, images: ImageSet) -> Tensor:
+        """Log-scores (S, n, C) alone."""
+        return self.read(images)[0]
+
+    def _read(self, draw: dict[str, Tensor], batch: Tensor, fixed: Read | None) -> Scored:
+        """Of one draw: scores of the prototypes, or of class posteriors with a share of theirs.
 
         Of images, or of their features where every draw has the same.
         """
@@ -83,9 +96,8 @@ class Predictor:
         else:
             features, linear = functional_call(self._network, draw, (batch,))
         if self._moving is not None:
-            fixed = self._moving.scores(features)
-        scores: Tensor = linear if fixed is None else fixed + self._share * linear
-        return scores
+            fixed = self._moving.read(features)
+        return (linear, None) if fixed is None else (fixed[0] + self._share * linear, fixed[1])
 
 
 def _draws(state: State, rows: Tensor, samples: int, seed: int) -> list[tuple[Tensor, Tensor]]:

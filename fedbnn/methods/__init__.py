@@ -25,7 +25,8 @@ class Preset:
     head: str = "linear"
 
 
-PRINTED = {"precision": "learned", "temperature": 1.0, "scale_constant": True, "scale_lr": 1.0}
+PRINTED = {"precision": "learned", "temperature": 1.0, "scale_lr": 1.0, "r_init": 3}
+PRINTED |= {"scale_constant": True, "prototype_gain": 0.05}
 """What the paper prints or its released code has, where ours differs."""
 PRODUCT = {"fold_by": "product", "kl_per": "client"}
 DAMPED = {**PRODUCT, "server_lr": 0.1}

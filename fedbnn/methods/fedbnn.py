@@ -12,8 +12,8 @@ weights and scales the initial ones. `fold_by` says how answers are aggregated (
 with L_k, e_k the natural parameters of client k, w_k = n_k / N (n_kc / N_c for the prototype of
 class c), and p = `server_lr`:
 
-    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
-    product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
+    scaled    L = sum w_k L_k,  m = m_0 + p (sum w_k e_k / L - m_0)  likelihoods scaled to the round
+    product   L = L_0 + p sum (L_k - L_0),  e likewise               the paper's equation for p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
@@ -22,13 +22,13 @@ counted for ever.
 How strong is the prior? Its pull on a mean, beside the mean cross-entropy of a round, is tau L / N,
 with precisions from the curvature:
 
-    tau L_init / N  +  p sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
+    tau L_init / N  +  sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
 
-So after R rounds it counts as p (gamma + ... + gamma^R) rounds of data, whatever tau is, and tau
-weighs the initial scales alone. Nothing else makes it grow: where the likelihood has no curvature,
-precisions stay what they were (`moments` may lose some where means disagree). Scales that are
-`learned` do not know this measure: an optimiser moves log scales whatever the signal is, and where
-noise is all there is, the mean of precisions still grows (Jensen).
+So after R rounds it counts as gamma + ... + gamma^R rounds of data (with `product` p times as
+many), whatever tau is, and tau weighs the initial scales alone. Nothing else makes it grow: where
+the likelihood has no curvature, precisions stay what they were (`moments` may lose some where means
+disagree). Scales that are `learned` do not know this measure: an optimiser moves log scales
+whatever the signal is, and where noise is all there is, the mean of precisions grows (Jensen).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,10 +68,10 @@ class FedBNN(Method):
 
     Args:
         fold_by: how factors become the next posterior.
-        server_lr: p, to which factors are raised (`scaled`, `product`): below 1 it damps, above 1
-            the server goes further than its clients. With `scaled` so do the first `r_init` rounds
-            and statistics of batch norm; else they are averaged.
-        server_optimizer: factors have a power, no momentum.
+        server_lr: p. With `scaled` the mean goes p times as far as the fold, and so do the first
+            `r_init` rounds and statistics of batch norm; with `product` factors are raised to the
+            power p, and below 1 it damps.
+        server_optimizer: a posterior has no momentum.
         temperature: tau, the weight of the KL; 1 is full Bayes.
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
@@ -80,23 +80,27 @@ class FedBNN(Method):
             c in closed form (fedbnn/bayes/curvature.py).
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
+        prototype_gain: the same of prototypes: how far from 0 those of a new class may lie. Clients
+            that train draw them no wider than with `scale_gain`.
         scale_constant: one initial scale for all weights.
         scale_lr: learning rate of the log scales, as a multiple of that of the means.
-        r_init: rounds of FedAvg before the conversion.
+        r_init: rounds of FedAvg before the conversion (the paper has 3); nothing holds clients near
+            each other in them.
     """
 
     formula: ClassVar[str] = "q = q_0 * prod_k (q_k / q_0)"
 
     fold_by: Literal["scaled", "product", "moments"] = "scaled"
     server_optimizer: Literal["sgd"] = "sgd"
-    temperature: NonNegative = 3e-4
+    temperature: NonNegative = 2e-3
     kl_per: Literal["round", "client", "weights"] = "round"
-    precision: Literal["curvature", "learned"] = "learned"
+    precision: Literal["curvature", "learned"] = "curvature"
     retention: Share = 1.0
     scale_gain: Positive = 0.05
+    prototype_gain: Positive = 1.0
     scale_constant: bool = False
     scale_lr: Positive = 20.0
-    r_init: NonNegativeCount = 3
+    r_init: NonNegativeCount = 0
 
     def __post_init__(self) -> None:
         if self.server_lr != 1 and self.fold_by == "moments":
@@ -108,7 +112,7 @@ class FedBNN(Method):
 
     def facts(self) -> dict[str, Any]:
         """How strong the prior becomes, in rounds of data."""
-        each, kept = self.server_lr, self.retention
+        each, kept = self.server_lr if self.fold_by == "product" else 1.0, self.retention
         strength = f"{each:g} a round" if kept == 1 else f"at most {each * kept / (1 - kept):.3g}"
         known = {"prior_in_rounds_of_data": strength} if self.precision == "curvature" else {}
         return {**super().facts(), **known}
@@ -119,19 +123,20 @@ class FedBNN(Method):
         return ServerStep(self.server_lr if self.fold_by == "scaled" else 1.0)
 
     def prototype_scale(self, state: State) -> float | None:
-        """Initial scale of a prototype, gain / sqrt(features + 1), once there is a posterior."""
-        return self._row_scale(state) if state.bayesian else None
+        """Initial scale of a prototype, once there is a posterior."""
+        width = state["prototypes"].shape[1]
+        return self.row_scale(self.prototype_gain, width) if state.bayesian else None
 
-    def _row_scale(self, state: State) -> float:
-        width = 1 if self.scale_constant else state["prototypes"].shape[1]
-        return float(self.scale_gain * width**-0.5)
+    def row_scale(self, gain: float, width: int) -> float:
+        """gain / sqrt(features + 1), or the gain itself."""
+        return gain if self.scale_constant else float(gain * width**-0.5)
 
     def initial(self, state: State, layout: Layout) -> dict[str, Tensor]:
         """The scales of a posterior that has seen nothing."""
         scales = {"backbone.scale": layout.initial_scale(self.scale_gain, self.scale_constant)}
         if "prototypes" in state:
-            rows = torch.full_like(state["prototypes"], self._row_scale(state))
-            scales["prototypes.scale"] = rows
+            scale = self.row_scale(self.prototype_gain, state["prototypes"].shape[1])
+            scales["prototypes.scale"] = torch.full_like(state["prototypes"], scale)
         return scales
 
     def prepare(self, state: State, round: int, classes: Sequence[str], layout: Layout) -> State:

@@ -3,9 +3,13 @@
 With L_k, e_k the natural parameters of client k, w_k = n_k / N (n_kc / N_c for the prototype of
 class c), and p = `server_lr`:
 
-    scaled    L = L_0 + p (sum w_k L_k - L_0),  e likewise     likelihoods scaled to the round
-    product   L = L_0 + p sum (L_k - L_0),      e likewise     the paper's equation, with p = 1
+    scaled    L = sum w_k L_k,  m = m_0 + p (sum w_k e_k / L - m_0)  likelihoods scaled to the round
+    product   L = L_0 + p sum (L_k - L_0),  e likewise               the paper's equation for p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
+
+With `scaled` a step of the server is one of the mean, as in FedOpt: what the images of a round say
+of precisions counts once, however far the server goes. A power of the factors, which would count
+it p times, goes p times as far only where they say little, and not at all where they say all.
 """
 
 import logging
@@ -27,12 +31,11 @@ STRETCH = 2**16
 
 @dataclass(frozen=True)
 class Scaled:
-    """L = L_0 + p (sum w_k L_k - L_0), e likewise; half of every precision stays.
+    """L = sum w_k L_k, m = m_0 + p (sum w_k e_k / L - m_0).
 
-    That binds beyond p = 1, and where the sums are `noisy`.
-
-    q_0 times a power of the weighted geometric mean of the factors: a density up to p = 1. Every
-    rule is two running sums: what to add for one client, and what the sums mean.
+    With p = 1, q_0 times the weighted geometric mean of the factors. Every rule is two running
+    sums: what to add for one client, and what the sums mean. Where the sums are `noisy`, half of
+    every precision stays.
     """
 
     server_lr: float = 1.0
@@ -41,7 +44,7 @@ class Scaled:
     @property
     def floor(self) -> float:
         """The part of each precision that stays, whatever the factors say."""
-        return 0.5 if self.server_lr > 1 or self.noisy else 0.0
+        return 0.5 if self.noisy else 0.0
 
     def weight(self, samples: Tensor) -> Tensor:
         """Clients count by their images, n_k."""
@@ -53,11 +56,17 @@ class Scaled:
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """Location and scale from the sums; sum w_k L_k = L_0 + sum w_k dL_k."""
-        factor = Gaussian(first / total, second / total) ** self.server_lr
+        folded = self.folded(prior, Gaussian(first / total, second / total))
+        if self.server_lr == 1:
+            return folded.loc, folded.scale
+        return torch.lerp(prior.loc, folded.loc, self.server_lr), folded.scale
+
+    def folded(self, prior: Gaussian, factor: Gaussian) -> Gaussian:
+        """q_0 times a factor, no less certain than the floor."""
         folded = prior.moved(factor, self.floor)
         if low := int((prior.precision + factor.precision < folded.precision).sum()):
-            LOG.info("%d of %d precisions lifted to the floor", low, first.numel())
-        return folded.loc, folded.scale
+            LOG.info("%d of %d precisions lifted to the floor", low, folded.precision.numel())
+        return folded
 
 
 class Product(Scaled):
@@ -71,7 +80,8 @@ class Product(Scaled):
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """The sums are not divided: q_0 times the product of the factors to the power p."""
-        return super().posterior(prior, first, second, torch.ones_like(total))
+        folded = self.folded(prior, Gaussian(first, second) ** self.server_lr)
+        return folded.loc, folded.scale
 
 
 class Moments(Scaled):

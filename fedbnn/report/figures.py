@@ -34,7 +34,8 @@ def every(runs: Runs, sweep: Varied | None = None) -> dict[str, Figure]:
     """All figures that these runs have the numbers for, by name."""
     inside, apart = (uncertainty, posterior_scale, communication), (averages, novelty, cost)
     first, last = ((), inside) if len(runs) == 1 else (apart, ())
-    chosen = (focus_on_now, *first, accuracy_matrix, forgetting, training, reliability, *last)
+    seen = (focus_on_now, *first, accuracy_matrix, forgetting, surprise)
+    chosen = (*seen, training, reliability, *last)
     with style.house():
         drawn = {draw.__name__: draw(runs) for draw in chosen if not sweep}
         if sweep:
@@ -57,9 +58,30 @@ def focus_on_now(runs: Runs) -> Figure:
         }
         _draw_curves(axes, curves, _looks(runs), style.REGIME_LINES[regime])
         style.percent_axis(axes, f"Focus-on-Now accuracy, {SPOKEN[regime]}")
+    _draw_tasks(strip, runs)
+    return style.legend_below(figure)
+
+
+def _draw_tasks(strip: Axes, runs: Runs) -> None:
+    """The schedule of the tasks below curves by round."""
     longest, names = max((run["shares"] for run in runs), key=len), task_names(runs)
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
     strip.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def surprise(runs: Runs) -> Figure | None:
+    """A sign of drift that needs no labels: how unsure models are of images of the next round."""
+    told = [run for run in runs if any(value is not None for value in run["surprise"])]
+    if not told:
+        return None
+    figure = Figure(figsize=(6.4, 3.6))
+    axes, strip = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (4, 1)})
+    curves = {name: [run["surprise"] for run in mine] for name, mine in by_method(told).items()}
+    _draw_curves(axes, curves, _looks(runs))
+    said = "entropy of predictions (1: none is likelier)"
+    axes.set(title="Drift without labels: the images of the next round", ylabel=said)
+    axes.set_ylim(bottom=0)
+    _draw_tasks(strip, runs)
     return style.legend_below(figure)
 
 
@@ -188,12 +210,13 @@ def forgetting(runs: Runs) -> Figure | None:
 
 
 def novelty(runs: Runs) -> Figure | None:
-    """How well each method's uncertainty tells unseen from seen classes; 0.5 is a coin."""
+    """How well each method tells unseen from seen classes; 0.5 is a coin."""
+    shown = {"entropy": "entropy", "unknown_class": "odds of an unknown class"}
     lines: Lines = {
-        method: [over_seeds(mine, "novelty", name) for name in UNCERTAINTIES]
+        method: [over_seeds(mine, "novelty", name) for name in shown]
         for method, mine in by_method([run for run in runs if run["novelty"]]).items()
     }
-    spoken = [name.replace("_", " ") for name in UNCERTAINTIES]
+    spoken = [*shown.values()]
     panels = {"Seen against unseen classes, AUROC": lines}
     return _dots(panels, spoken, [0.5], _looks(runs)) if lines else None
 
@@ -275,7 +298,7 @@ def uncertainty(runs: Runs) -> Figure | None:
         return None
     figure, taken = Figure(figsize=(5.4, 3.0)), histograms["round"]
     by_round = {one["round"]: one for one in (runs[0]["novelty"] or {"by_round": []})["by_round"]}
-    told = [name for name in UNCERTAINTIES if histograms[name]["edges"][-1] > 1e-6]
+    told = [name for name in UNCERTAINTIES if max(map(abs, histograms[name]["edges"])) > 1e-6]
     for axes, name in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):
         for part, line in (("seen", style.BLUE), ("unseen", style.VERMILION)):
             counts, edges = np.array(histograms[name][part], dtype=float), histograms[name]["edges"]

@@ -244,7 +244,9 @@ def test_without_a_temperature_curvature_has_no_measure() -> None:
 
 @pytest.mark.parametrize(("server_lr", "retention"), [(1.0, 1.0), (2.0, 0.8)])
 def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention: float) -> None:
-    """Five rounds of the same curvature F: tau (L - L_init) / N = p (gamma + ... + gamma^5) F."""
+    """Five rounds of the same curvature F: tau (L - L_init) / N = (gamma + ... + gamma^5) F,
+    however far the server goes.
+    """
     method = FedBNN(server_lr=server_lr, retention=retention, temperature=0.5)
     layout, images, curvature = layout_of(MLP(SHAPE, (2,))), 30, 0.7
     first = layout.initial_scale(method.scale_gain)
@@ -258,13 +260,14 @@ def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention:
         updates = [Update("run", 1, "train", k, "", 15, {}, sent) for k in range(2)]
         state = method.end_round(state, folded(state, updates, "scaled", server_lr), layout)
     grown = state["backbone.scale"].double().pow(-2) - first.double().pow(-2)
-    strength = server_lr * sum(retention**age for age in range(1, 6))
+    strength = sum(retention**age for age in range(1, 6))
     expected = torch.full_like(grown, strength * curvature)
     torch.testing.assert_close(method.temperature * grown / images, expected, rtol=1e-3, atol=0)
 
 
 def test_results_say_how_strong_the_prior_becomes() -> None:
     said = "prior_in_rounds_of_data"
-    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "2 a round"
+    assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "1 a round"
+    assert FedBNN(fold_by="product", server_lr=0.1).facts()[said] == "0.1 a round"
     assert FedBNN(precision="curvature", retention=0.9).facts()[said] == "at most 9"
     assert said not in FedBNN(precision="learned").facts()

@@ -230,3 +230,55 @@ def test_one_class_with_one_image_can_be_scored() -> None:
     assert bool(
         Discriminant.of(posteriors, torch.tensor([1]), PLAIN).scores(features).isfinite().all()
     )
+
+
+# A class that nobody has met.
+
+
+def known(classes: int = 40, width: int = 6, images: float = 50.0) -> ClassPosteriors:
+    """Class means around (1, ..., 1), wide in the first direction; within classes S is diagonal."""
+    wide = torch.linspace(3, 0.5, width).double()
+    mean = 1 + wide * torch.randn(classes, width).double()
+    scatter = torch.linspace(1, 2, width).double().diag() * images * classes
+    count, weight = torch.full((classes,), images).double(), torch.tensor([images * classes])
+    return ClassPosteriors(mean, count, scatter, weight.double())
+
+
+def test_odds_of_an_unknown_class_are_those_of_the_two_normal_densities() -> None:
+    """With fewer features than classes the span is everything: S, S + B and S + S / n in full."""
+    posteriors, features = known(), 2 * torch.randn(30, 6).double()
+    found = Discriminant.of(posteriors, torch.arange(40), PLAIN)
+    within = found.lower @ found.lower.T
+    centred = posteriors.mean - posteriors.mean.mean(0)
+    between = centred.T @ centred / 39 - within / 50
+    normal = torch.distributions.MultivariateNormal
+    unknown = normal(posteriors.mean.mean(0), within + between).log_prob(features)
+    each = normal(posteriors.mean, within * (1 + 1 / 50)).log_prob(features[:, None])
+    wanted = unknown - each.logsumexp(1) + np.log(40)
+    torch.testing.assert_close(found.read(features)[1].double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_odds_do_not_depend_on_the_coordinates_of_features() -> None:
+    posteriors, features = known(classes=4), torch.randn(30, 6).double()
+    turn = torch.linalg.qr(torch.randn(6, 6).double()).Q
+    scatter = turn.T @ posteriors.scatter @ turn
+    turned = ClassPosteriors(posteriors.mean @ turn, posteriors.count, scatter, posteriors.weight)
+    odds = [
+        Discriminant.of(one, torch.arange(4), PLAIN).read(seen)[1]
+        for one, seen in ((posteriors, features), (turned, features @ turn))
+    ]
+    torch.testing.assert_close(*odds, rtol=1e-4, atol=1e-4)
+
+
+def test_odds_tell_images_of_classes_never_met_from_others() -> None:
+    posteriors = known(classes=30, width=20)
+    strange = known(classes=30, width=20).mean
+    found = Discriminant.of(posteriors, torch.arange(30), PLAIN)
+    noise = torch.randn(30, 20).double()
+    own, other = (found.read(mean + noise)[1] for mean in (posteriors.mean, strange))
+    assert float(own.median()) < 0 < float(other.median())
+
+
+def test_one_class_alone_tells_nothing_of_others() -> None:
+    found = Discriminant.of(known(), torch.tensor([3]), PLAIN)
+    assert bool((found.read(torch.randn(5, 6).double())[1] == 0).all())

@@ -101,52 +101,42 @@ def test_a_power_of_one_over_the_number_of_equal_clients_is_the_mean_of_natural_
 
 
 @pytest.mark.parametrize("server_lr", [0.5, 1.5, 3.0])
-def test_a_power_of_the_round_is_that_power_of_its_factor(server_lr: float) -> None:
+def test_a_step_of_the_server_goes_so_far_and_counts_no_image_twice(server_lr: float) -> None:
+    """Conjugate clients: the mean goes p times as far as that of the pooled posterior, whose
+    precision it has whatever p is.
+    """
+    state = prior_state()
+    pooled = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
+    for client in range(len(COUNTS)):
+        pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5)
+    updates = [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)]
+    found = folded(state, updates, "scaled", server_lr=server_lr)
+    step = server_lr * (pooled.loc - state["backbone"])
+    torch.testing.assert_close(found["backbone"], state["backbone"] + step, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("server_lr", [0.25, 0.5])
+def test_a_power_of_the_product_is_that_power_of_its_factors(server_lr: float) -> None:
     """Conjugate clients: q_0 times likelihood ** p, as if every image had been seen p times."""
     state = prior_state()
     pooled = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
     for client in range(len(COUNTS)):
         pooled = pooled * likelihood(torch.Generator().manual_seed(client), 5) ** server_lr
-    found = folded(
-        state,
-        [conjugate(state, counts, k, TOTALS) for k, counts in enumerate(COUNTS)],
-        "scaled",
-        server_lr=server_lr,
-    )
+    updates = [conjugate(state, counts, k, None) for k, counts in enumerate(COUNTS)]
+    found = folded(state, updates, "product", server_lr=server_lr)
     torch.testing.assert_close(found["backbone"], pooled.loc, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-11, atol=1e-12)
 
 
-def test_a_power_above_one_never_ends_in_a_negative_precision() -> None:
-    """The client widened to a third of the precision; three times that would be 1 - 3 * 2/3 = -1 of
-    the prior's.
-    """
+def test_a_step_above_one_takes_the_precision_of_its_client() -> None:
+    """A client that widened to a third of the precision and moved by 0.1: three times as far."""
     state = prior_state()
-    wide = update(
-        state,
-        (state["backbone"], state["backbone.scale"] * 3**0.5),
-        moments(torch.Generator(), 1, 3),
-        {"a": 4},
-    )
-    found = folded(state, [wide], server_lr=3.0)
-    torch.testing.assert_close(found["backbone.scale"], state["backbone.scale"] * 2**0.5)
-    torch.testing.assert_close(found["backbone"], state["backbone"])
-
-
-def test_a_power_above_one_never_turns_a_client_round() -> None:
-    """A client that widened and moved by 0.1: the server moves the same way, by 3 * (1/3) * 0.1 /
-    0.5.
-    """
-    state = prior_state()
-    wide = update(
-        state,
-        (state["backbone"] + 0.1, state["backbone.scale"] * 3**0.5),
-        moments(torch.Generator(), 1, 3),
-        {"a": 4},
-    )
-    torch.testing.assert_close(
-        folded(state, [wide], server_lr=3.0)["backbone"], state["backbone"] + 0.2
-    )
+    found = state["backbone"] + 0.1, state["backbone.scale"] * 3**0.5
+    wide = update(state, found, moments(torch.Generator(), 1, 3), {"a": 4})
+    after = folded(state, [wide], server_lr=3.0)
+    torch.testing.assert_close(after["backbone.scale"], found[1])
+    torch.testing.assert_close(after["backbone"], state["backbone"] + 0.3)
 
 
 @pytest.mark.parametrize("server_lr", ["0", "-1", "inf", "nan"])

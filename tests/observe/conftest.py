@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbnn.evaluation.evaluate import UNCERTAINTIES
 from fedbnn.evaluation.results import Facts, diagnostics, results
 from fedbnn.images import ImageSet
 from fedbnn.report import page as report
@@ -129,9 +130,11 @@ def _made_up_line(number: int, rounds: int, random: Random, bayesian: bool) -> d
         "novelty": {
             "entropy": 0.7 + random.random() / 10,
             "mutual_information": 0.6 if bayesian else None,
+            "unknown_class": 0.8 if bayesian else None,
         }
         if at_end and current < 2
         else None,
+        "surprise": None if number == rounds else 0.8 if at_end else 0.1,
         "seen_classes": 2 * (current + 1),
         "diagnostics": _made_up_diagnostics() if at_end else None,
         "posterior": {
@@ -172,7 +175,7 @@ def _made_up_diagnostics() -> dict[str, Any]:
     histogram = {"edges": [place / 15 for place in range(31)], **counts}
     return {
         "reliability": {"task_aware": bins, "class_agnostic": bins},
-        "uncertainty": {"entropy": histogram, "mutual_information": histogram},
+        "uncertainty": dict.fromkeys(UNCERTAINTIES, histogram),
     }
 
 

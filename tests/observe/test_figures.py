@@ -20,6 +20,7 @@ RUN = [
     "focus_on_now",
     "accuracy_matrix",
     "forgetting",
+    "surprise",
     "training",
     "reliability",
     "uncertainty",
@@ -33,6 +34,7 @@ GRID = [
     "cost",
     "accuracy_matrix",
     "forgetting",
+    "surprise",
     "training",
     "reliability",
 ]
@@ -227,12 +229,24 @@ def test_seconds_are_drawn_only_where_every_run_had_the_machine_for_itself(grid)
 
 
 def test_a_point_model_has_no_panel_of_disagreement(run, lines) -> None:
-    assert len(of_run(run, lines)["uncertainty"].axes) == 2
+    assert len(of_run(run, lines)["uncertainty"].axes) == 3
     for line in lines:
         if line["diagnostics"]:
             bins = line["diagnostics"]["uncertainty"]["mutual_information"]
             line["diagnostics"]["uncertainty"]["mutual_information"] = {**bins, "edges": [0.0] * 31}
-    assert len(of_run(run, lines)["uncertainty"].axes) == 1
+    assert len(of_run(run, lines)["uncertainty"].axes) == 2
+
+
+def test_drift_is_drawn_where_the_next_task_shows(run, lines, grid) -> None:
+    """A line by round for every method, highest in the round before a task begins."""
+    drawn = of_run(run, lines)["surprise"].axes[0]
+    (curve,) = drawn.get_lines()
+    heights = dict(zip(*curve.get_data(), strict=True))
+    assert {number for number, height in heights.items() if height > 0.5} == {4, 8}
+    methods = {one["method"] for one in grid}
+    assert len(of_grid(grid)["surprise"].axes[0].get_lines()) == len(methods)
+    without = [{**one, "surprise": [None] * len(one["surprise"])} for one in grid]
+    assert "surprise" not in of_grid(without)
 
 
 def test_every_method_may_have_a_number_that_is_missing(grid) -> None:
