@@ -17,7 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -88,21 +88,22 @@ class Runs:
     data_dir: str
     jobs: int
 
-    def compare(self, out: Path, *words: str) -> None:
-        """`fedbnn compare` with what all runs of the protocol share."""
-        shared = {**self.protocol.shared, "stream.data_dir": self.data_dir, "track.wandb": "off"}
-        given = [word for key, value in shared.items() for word in ("--set", f"{key}={value}")]
-        config, jobs = ("--config", self.protocol.config), ("--jobs", str(self.jobs))
-        command = [sys.executable, "-m", "fedbnn", "compare", *config, *jobs, *given, *words]
+    def compare(self, out: Path, methods: Sequence[str], *words: str, **more: Any) -> None:
+        """`fedbnn compare` with what all runs of the protocol share, or those of one method."""
+        where = {"stream.data_dir": self.data_dir, "track.wandb": "off"}
+        shared = {**self.protocol.shared, **where, **more}
+        ours = {key: value for key, value in shared.items() if _of(key) in (None, *methods)}
+        given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "fedbnn", "compare", "--config", self.protocol.config]
+        command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given, *words]
         subprocess.run([*command, "--out", str(out)], check=True)
 
     def score(self, method: str, knob: str, value: float) -> float:
         """One trial on the validation split, in percent."""
         seed, out = self.protocol.tuning_seed, self.folder / "tuning" / method
-        words = ["--methods", method, "--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
+        words = ["--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
         only = {"stream.validation": "true", "evaluate.every": 0, **self.protocol.tuning}
-        words += [word for key, value in only.items() for word in ("--set", f"{key}={value}")]
-        self.compare(out, *words)
+        self.compare(out, [method], *words, **only)
         found = json.loads((out / f"{method}-s{seed}-{value:g}" / "results.json").read_text())
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
@@ -135,13 +136,18 @@ class Runs:
 
     def table(self, found: Mapping[str, Trials]) -> None:
         """The comparison on the test split, every method at its winner."""
-        words = ["--methods", ",".join(self.protocol.methods)]
-        words += ["--seeds", ",".join(map(str, self.protocol.seeds))]
+        words = ["--seeds", ",".join(map(str, self.protocol.seeds))]
         for method, trials in found.items():
             knob = self.protocol.methods[method]
             assert knob is not None
             words += ["--set", f"{method}:{knob[0]}={max(trials, key=trials.__getitem__):g}"]
-        self.compare(self.folder / "table", *words)
+        self.compare(self.folder / "table", [*self.protocol.methods], *words)
+
+
+def _of(key: str) -> str | None:
+    """The method whose setting this is; None where it is everybody's."""
+    method, colon, _ = key.partition(":")
+    return method if colon else None
 
 
 def main() -> None:

@@ -59,7 +59,8 @@ def svi_client(distillation: float = 0.0, local: LocalTraining = LOCAL) -> SVICl
     model = BayesianModel(backbone, layout, distillation)
     guide = MeanFieldGuide(model)
     loc = torch.cat([layout.read(backbone)[0], torch.zeros(14)])
-    start = Start(loc, torch.full_like(loc, 0.05), loc)
+    scale = torch.full_like(loc, 0.05)
+    start = Start(loc, scale, loc, scale)
     return SVIClient(model, guide, start, torch.full_like(loc, 1e-3), FedBNN(), local)
 
 

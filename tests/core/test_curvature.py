@@ -170,8 +170,8 @@ def test_without_information_every_precision_stays_where_it_was(
 # What a client's round leaves behind.
 
 
-def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Tensor]:
-    """The posterior a client is sent, its answer, and the true curvature at the means it found."""
+def ran(digits: FederatedStream, method: FedBNN) -> tuple[State, ClientRunner, Update]:
+    """The posterior a client is sent, the process it ran in, and its answer."""
     backbone, images = MLP(digits.image_shape, (16,)), digits.train(1, 0)
     layout, counts = layout_of(backbone), images.counts()
     points = dict(zip(("backbone", "buffers"), layout.read(backbone), strict=True))
@@ -180,7 +180,13 @@ def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Te
     local = LocalTraining(epochs=5, batch_size=16)
     runner = ClientRunner(digits, backbone, layout, method, LinearHead(), local, {}, seed=0)
     sent = FitInstruction("run", 1, "train", state, len(images), counts)
-    answer = read_update(runner.perform(sent.to_bytes(), 0, None).update)
+    return state, runner, read_update(runner.perform(sent.to_bytes(), 0, None).update)
+
+
+def answered(digits: FederatedStream, method: FedBNN) -> tuple[State, Update, Tensor]:
+    """The posterior a client is sent, its answer, and the true curvature at the means it found."""
+    (state, runner, answer), images = ran(digits, method), digits.train(1, 0)
+    backbone, layout = runner.backbone, runner.layout
     found = {site: posterior(state, answer, site).loc for site in ("backbone", "prototypes")}
     layout.write(backbone, found["backbone"].float(), torch.zeros(0))
     network = layout.classifier(backbone, found["prototypes"].float())
@@ -211,9 +217,26 @@ def test_a_client_never_becomes_less_certain(digits: FederatedStream) -> None:
 def test_scales_that_are_held_are_no_parameters_and_do_not_move() -> None:
     model, _ = small()
     guide = MeanFieldGuide(model, learned=False)
-    guide.swap(model.prior().loc, model.prior().scale)
+    narrow = 0.5 * model.prior().scale
+    guide.swap(model.prior().loc, narrow)
     assert [name for name, _ in guide.named_parameters()] == ["loc"]
-    assert guide.posterior().scale.data_ptr() == model.prior().scale.data_ptr()
+    assert torch.equal(guide.posterior().scale, narrow)
+    ClosedFormELBO(0.3).differentiable_loss(model, guide, *BATCH).backward()
+    assert torch.equal(guide.posterior().scale, narrow)
+
+
+def test_prototypes_of_a_new_class_have_a_wide_prior_and_are_drawn_narrowly(
+    digits: FederatedStream,
+) -> None:
+    """The pull to where they began is weak, and the noise in training that of other weights."""
+    state, runner, _ = ran(digits, FedBNN(scale_gain=0.05, prototype_gain=1.0))
+    assert runner.posterior is not None
+    model, guide, size = runner.posterior.model, runner.posterior.guide, runner.layout.size
+    width = state["prototypes"].shape[1]
+    for scales, gain in ((model.prior().scale, 1.0), (guide.posterior().scale, 0.05)):
+        rows = scales[size:]
+        torch.testing.assert_close(rows, torch.full_like(rows, gain * width**-0.5))
+        torch.testing.assert_close(scales[:size], state["backbone.scale"])
 
 
 def test_with_scales_held_the_loss_is_the_one_of_learned_scales_that_have_not_moved() -> None:

@@ -74,7 +74,7 @@ def one_pixel(
 ) -> tuple[SVIClient, ClientData]:
     backbone = Pixel()
     model = BayesianModel(backbone, layout_of(backbone))
-    start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4))
+    start = Start(torch.zeros(4), torch.ones(4), torch.zeros(4), torch.ones(4))
     counts = {"a": 10, "b": 10}
     sent = FitInstruction("run", 1, "train", State({}), 20, counts)
     weights = kl_weights(method, 0, 2, counts, sent)

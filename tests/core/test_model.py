@@ -76,10 +76,11 @@ def test_at_no_width_the_loss_is_the_cross_entropy_of_the_means() -> None:
 def test_an_svi_client_puts_prior_and_start_in_place() -> None:
     model, guide = small()
     loc = torch.randn(len(guide.loc))
-    start = Start(loc, torch.full_like(loc, 0.2), loc + 1)
+    start = Start(loc, torch.full_like(loc, 0.2), loc + 1, torch.full_like(loc, 0.1))
     client = SVIClient(model, guide, start, torch.ones_like(loc), FedBNN(), LocalTraining())
     assert torch.equal(model.prior().loc, loc)
     assert torch.equal(guide.loc, loc + 1)
+    torch.testing.assert_close(guide.posterior().scale, start.guide_scale)
     groups = client.configure_optimizers().param_groups
     assert [group["lr"] for group in groups] == [1e-3, 1e-3 * FedBNN().scale_lr]
     assert [parameter is guide.log_scale for parameter in groups[1]["params"]] == [True]

@@ -35,14 +35,14 @@ def test_the_first_rounds_are_fedavg_bit_for_bit(
 def test_then_means_are_the_weights_and_scales_the_initial_ones(
     federate: Federate, digits: FederatedStream
 ) -> None:
-    method = FedBNN(r_init=1, scale_gain=0.2)
+    method = FedBNN(r_init=1, scale_gain=0.2, prototype_gain=0.5)
     federation, initial = federate(method, local=FAST, stream=Short(digits, 1))
     points = after(federation, initial)
     state = method.prepare(points, 2, ["digits/7"], federation.layout)
     assert torch.equal(state["backbone"], points["backbone"])
     assert torch.equal(state["prototypes"][:-1], points["prototypes"])
     torch.testing.assert_close(state["backbone.scale"], federation.layout.initial_scale(0.2))
-    assert state["prototypes.scale"].unique().tolist() == pytest.approx([0.2 / 17**0.5])
+    assert state["prototypes.scale"].unique().tolist() == pytest.approx([0.5 / 17**0.5])
     assert state["prototypes.scale"].shape == state["prototypes"].shape
 
 

@@ -34,6 +34,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "precision": ("exact",),
         "retention": (0, 1.5),
         "scale_gain": (0,),
+        "prototype_gain": (0, -1),
         "scale_lr": (0,),
         "r_init": (-1, 0.5),
     },
@@ -55,7 +56,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "fcil": {"memory": 1, "distil": 1, "threshold": 0.1},
     "fedbnn": {
         "server_lr": 2.5,
-        "temperature": 0,
+        "temperature": 0.5,
+        "prototype_gain": 0.1,
         "retention": 1,
         "r_init": 0,
     },
