@@ -40,17 +40,22 @@ class Draw(torch.autograd.Function):
 
 
 class Weights(dist.Normal):
-    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale, if it is learned."""
+    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale.
 
-    def __init__(self, loc: Tensor, log_scale: Tensor, scale: Tensor | None = None) -> None:
+    Without a log scale the scale given is held.
+    """
+
+    def __init__(self, loc: Tensor, log_scale: Tensor | None, scale: Tensor | None = None) -> None:
         self.log_scale = log_scale
-        scale = log_scale.detach().exp() if scale is None else scale
+        if scale is None:
+            assert log_scale is not None
+            scale = log_scale.detach().exp()
         super().__init__(loc, scale, validate_args=False)
 
     def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
         """One draw of the whole vector."""
         assert not sample_shape
-        if not self.log_scale.requires_grad:
+        if self.log_scale is None or not self.log_scale.requires_grad:
             return torch.randn_like(self.loc).mul_(self.scale).add_(self.loc)
         drawn: Tensor = Draw.apply(self.loc, self.log_scale, self.scale)
         return drawn
@@ -64,19 +69,22 @@ class WeightedKL(torch.autograd.Function):
 
         d/dm = c (m - m_0) / s_0^2        d/d(log s) = c (exp(2r) - 1)
 
-    Autograd would keep a dozen vectors as long as the network to find the same. Where q has the
-    very scales of p, all that is left is the pull on the means.
+    Autograd would keep a dozen vectors as long as the network to find the same. Where scales of q
+    are held, the first half is constant and left out: all that is left is the pull on the means.
     """
 
     @staticmethod
-    def forward(ctx: Any, loc: Tensor, log_scale: Tensor, prior: Weights, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, loc: Tensor, log_scale: Tensor | None, prior: Weights, weight: Tensor
+    ) -> Tensor:
         """The weighted sum, and its gradients for later; inner products write nothing."""
         weights = torch.as_tensor(weight, dtype=loc.dtype, device=loc.device).expand_as(loc)
         distance = (loc - prior.loc).div_(prior.scale)
         pull = distance * weights
         total = torch.dot(pull, distance)
         gradients = [pull.div_(prior.scale)]
-        if log_scale is not prior.log_scale:
+        if log_scale is not None:
+            assert prior.log_scale is not None
             twice = (log_scale - prior.log_scale).mul_(2)
             growth = torch.expm1(twice)
             total += torch.dot(torch.sub(growth, twice, out=twice), weights)

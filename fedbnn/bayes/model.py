@@ -102,7 +102,7 @@ class MeanFieldGuide(AutoGuide):
         """q(w) as a distribution."""
         if self.log_scale is not None:
             return Weights(self.loc, self.log_scale)
-        return Weights(self.loc, self.model.prior().log_scale, cast(Tensor, self.held.scale))
+        return Weights(self.loc, None, cast(Tensor, self.held.scale))
 
     def swap(self, loc: Tensor, scale: Tensor) -> None:
         """Start from N(loc, scale^2); copied, so that the optimiser can never move a prior."""

@@ -22,6 +22,7 @@ own covariance B. So what speaks for one, in nats and without a label, in the sp
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,8 +104,8 @@ class Discriminant:
         """The same where the features are, if float64 is known there."""
         if device.type == "mps":
             return self
-        tensors = {name: one for name, one in vars(self).items() if isinstance(one, Tensor)}
-        return replace(self, **{name: one.to(device) for name, one in tensors.items()})
+        there: Any = {k: one.to(device) for k, one in vars(self).items() if isinstance(one, Tensor)}
+        return replace(self, **there)
 
     def log_densities(self, white: Tensor) -> Tensor:
         """log p(f | c) + const (n, C) of whitened features (n, d)."""
