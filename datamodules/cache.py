@@ -130,10 +130,11 @@ def _build(name: str, located: Located, size: Side, place: Path) -> None:
     """Decode into a directory aside, then rename; what stood in the place before is removed."""
     original = _read(name, located)
     with files.whole_directory(place) as fresh:
-        shape = original.train.read(0, size).shape
+        first = original.train if len(original.train.labels) else original.test
+        shape = first.read(0, size).shape
         histogram = _decode(name, original.train, size, fresh / "train", shape)
-        _decode(name, original.test, size, fresh / "test", shape)
-        mean, deviation = _statistics(histogram)
+        tested = _decode(name, original.test, size, fresh / "test", shape)
+        mean, deviation = _statistics(histogram if histogram.any() else tested)
         digests = {array: files.digest(fresh / f"{array}.npy") for array in _ARRAYS}
         meta = {"classes": original.classes, "mean": mean, "deviation": deviation}
         meta |= {"sha256": digests, "stamps": _stamps(fresh)}
@@ -141,17 +142,17 @@ def _build(name: str, located: Located, size: Side, place: Path) -> None:
 
 
 def _read(name: str, located: Located) -> Original:
-    """The data set, once every label is known to have a class and every split to have images."""
+    """The data set, once it is known to have images, and every label to have a class."""
     try:
         original = located.read()
     except OSError as error:
         fix = "look at the files there, or fetch the data set again"
         raise DataError(f"{name} cannot be read: {error}", fix=fix) from error
-    known = len(original.classes)
-    for which, split in (("train", original.train), ("test", original.test)):
-        if not len(split.labels):
-            fix = "look into the folder, or fetch the data set again"
-            raise DataError(f"{name} has no {which} images", fix=fix)
+    known, splits = len(original.classes), (original.train, original.test)
+    if not any(len(split.labels) for split in splits):
+        fix = "look into the folder, or fetch the data set again"
+        raise DataError(f"{name} has no images", fix=fix)
+    for split in splits:
         for wrong in np.flatnonzero((split.labels < 0) | (split.labels >= known))[:1]:
             what = f"label {split.labels[wrong]} is out of range, there are {known} classes"
             raise DataError(f"{name}: {what}", split.place(int(wrong)), "fetch the data set again")

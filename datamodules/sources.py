@@ -3,7 +3,6 @@
 To add a data set, write its reading and name it at the end of this file.
 """
 
-import hashlib
 import http.client
 import io
 import pickle
@@ -24,10 +23,10 @@ from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules import cache
 from datamodules.cache import Located, Original, Split, Table
+from datamodules.own_data import own_data
 from datamodules.scenarios import require
 from fedbnn.errors import DataError, did_you_mean
-from fedbnn.images import Array, as_picture, below
-from fedbnn.own import imported
+from fedbnn.images import below
 
 FOLDER = "folder:"
 SECONDS_OF_SILENCE = 20.0
@@ -46,21 +45,34 @@ class DatasetRegistry:
     size: int | None = None
     download: bool = False
 
+    @property
+    def data(self) -> Path:
+        """The folder of the data sets."""
+        return Path(self.data_dir).expanduser()
+
+    @property
+    def decoded(self) -> Path:
+        """The folder of decoded images."""
+        return Path(self.cache_dir).expanduser() if self.cache_dir else self.data / ".cache"
+
     def open(self, source: str, verify: bool = False) -> Table:
         """The data set of this name, decoded and resized, from the cache if it was opened before.
 
         `verify` reads every cached byte again, whatever the times of its files say.
         """
         check_source(source)
-        data = Path(self.data_dir).expanduser()
-        decoded = Path(self.cache_dir).expanduser() if self.cache_dir else data / ".cache"
-        own, locate = data / source.removeprefix(FOLDER), SOURCES.get(source)
-        located = locate(data, self.download) if locate else image_folder(own)
+        own, locate = self.data / source.removeprefix(FOLDER), SOURCES.get(source)
+        located = locate(self.data, self.download) if locate else image_folder(own)
         located = own_data(source) if is_path(source) else located
         if located is None:
             fix = "it needs train/<class>/ and test/<class>/ (or val/<class>/)"
             raise DataError("no image folder", f"looked in {own}", fix)
-        return cache.cached(short_name(source), located, self.size, decoded, verify)
+        table = cache.cached(short_name(source), located, self.size, self.decoded, verify)
+        for which, labels in (("train", table.train_labels), ("test", table.test_labels)):
+            if not len(labels):
+                fix = "look into the folder, or fetch the data set again"
+                raise DataError(f"{table.name} has no {which} images", fix=fix)
+        return table
 
 
 def source_names(sources: Sequence[str] | str) -> tuple[str, ...]:
@@ -170,64 +182,6 @@ def _split(data: Any) -> Split:
     return Split(images, np.asarray(labels, np.int64), origin)
 
 
-def own_data(source: str) -> Located:
-    """What an import path leads to, or what that returns when it is called.
-
-    A torch Dataset of (image, label), two of them (train, test), or a LightningDataModule; of one
-    alone a fixed fifth of each class is the test. They are read at every start: only their pixels
-    can tell whether they are those of the cache.
-    """
-    found = imported(source)
-    try:
-        original = _own_original(found() if callable(found) else found)
-    except Exception as error:  # the border to the user's own code, which may raise anything
-        what = f"{source} gives no images: {error or type(error).__name__}"
-        fix = "return a torch Dataset of (image, label), or a pair of them, train and test"
-        raise DataError(what, "stream.sources", fix) from error
-    digest = hashlib.sha256(repr(original.classes).encode())
-    for split in (original.train, original.test):
-        digest.update(split.labels.tobytes())
-        for image in split.images:
-            digest.update(repr(image.shape).encode() + image.tobytes())
-    return Located(digest.hexdigest(), lambda: original)
-
-
-def _own_original(data: Any) -> Original:
-    if hasattr(data, "train_dataloader"):
-        data.prepare_data()
-        data.setup("fit")
-        data.setup("test")
-        data = data.train_dataloader().dataset, data.test_dataloader().dataset
-    train, *test = data if isinstance(data, tuple) else (data,)
-    images, labels = _items(train)
-    names = getattr(train, "classes", None)
-    known = sorted(set(labels)) if names is None else list(range(len(names)))
-    parts = [(images, labels), _items(test[0])] if test else _fifth(images, labels)
-    splits = []
-    for pictures, said in parts:
-        numbers = np.array([known.index(label) for label in said], np.int64)
-        splits.append(Split(pictures, numbers, "your data"))
-    return Original(tuple(map(str, known if names is None else names)), *splits)
-
-
-def _items(data: Any) -> tuple[list[Array], list[Any]]:
-    """Images and labels of a torch Dataset; colour if any image is in colour."""
-    pairs = [data[place] for place in range(len(data))]
-    pictures = [as_picture(image) for image, *_ in pairs]
-    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
-    labels = [label if isinstance(label, str) else int(label) for _, label, *_ in pairs]
-    return [np.asarray(picture.convert(mode)) for picture in pictures], labels
-
-
-def _fifth(images: list[Array], labels: list[Any]) -> list[tuple[list[Array], list[Any]]]:
-    """Train and test of images that nobody has divided; a fixed fifth of each class is the test."""
-    from sklearn.model_selection import train_test_split
-
-    fifth = {"test_size": 0.2, "stratify": labels, "random_state": 0}
-    train, test, *said = train_test_split(images, labels, **fifth)
-    return list(zip((train, test), said, strict=True))
-
-
 def image_folder(root: Path) -> Located | None:
     """`<root>/train/<class>/*.png` and `<root>/test/<class>/*.png` (or `val`), if there."""
     train, test = root / "train", root / ("test" if (root / "test").is_dir() else "val")
@@ -242,14 +196,14 @@ def _read_folder(train: Path, test: Path) -> Original:
         if path.is_dir() and path.name not in classes:
             what = f"class {path.name!r} has test images only"
             raise DataError(what, str(path), f"add {train / path.name}")
-    parts = (_labelled([top / name for name in classes]) for top in (train, test))
+    parts = (labelled([top / name for name in classes]) for top in (train, test))
     return Original(classes, *parts)
 
 
-def _labelled(folders: Sequence[Path]) -> Split:
+def labelled(folders: Sequence[Path]) -> Split:
     """Every picture of every class folder, in the order of names."""
     found = [below(folder) for folder in folders]
-    labels = np.repeat(np.arange(len(found)), [*map(len, found)])
+    labels = np.repeat(np.arange(len(found)), np.array([*map(len, found)], np.int64))
     return Split([file for files in found for file in files], labels)
 
 
@@ -269,7 +223,7 @@ class TinyImageNet:
         wnids = (root / "wnids.txt").read_text().split()
         self.classes = _words(root / "words.txt", wnids)
         folders = [root / "train" / wnid for wnid in wnids]
-        found = _labelled(folders) if split == "train" else _annotated(root / "val", wnids)
+        found = labelled(folders) if split == "train" else _annotated(root / "val", wnids)
         self._image_files, self._labels = found.images, found.labels
 
 

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules.collection import Collection, collect, domain_names
+from datamodules.held import Holdings, check_held
 from datamodules.scenarios import Partitioner, draws, largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
 from fedbnn.config.ranges import Count, NonNegativeCount, Positive, Side
@@ -57,7 +58,7 @@ class FederatedStream(LightningDataModule):
         stagger: Count | None = None,
         clients: Count = 100,
         clients_per_round: Count = 10,
-        partition: Literal["dirichlet", "iid"] = "dirichlet",
+        partition: Literal["dirichlet", "iid", "held"] = "dirichlet",
         alpha: Positive = 1.0,
         samples_per_round: Count | None = None,
         validation: bool = False,
@@ -76,7 +77,7 @@ class FederatedStream(LightningDataModule):
             incremental: What changes over time: `class` groups of the sources, `task` (one source
                 after the other), or `domain`.
             sources: Names of data sets, or `folder:PATH` for images of your own
-                (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png).
+                (PATH/train/CLASS/*.png, PATH/test/CLASS/*.png; with `held` PATH/CLIENT/CLASS).
             tasks: Number of class groups. With `task` and `domain` it follows from the list.
             domains: Each `clean`, `rotation:DEGREES`, `noise:DEVIATION` or `blur:SIGMA`.
             shuffle_classes: Group the classes in an order drawn by the seed, not as they are named.
@@ -88,9 +89,11 @@ class FederatedStream(LightningDataModule):
             stagger: For `staggered`: the last client changes this many rounds after the first.
             clients: Number of clients.
             clients_per_round: How many of them take part in a round.
-            partition: `dirichlet` or `iid`: how the images of a task are divided among the clients.
+            partition: `dirichlet` or `iid`: how the images of a task are divided among the clients;
+                `held`: not at all, each holds a folder of its own (docs/federation.md).
             alpha: Dirichlet concentration per class; small is more skewed.
             samples_per_round: Images drawn in a round over all participants; null is all they own.
+                With `held` each shows at most an equal part.
             validation: Test on a tenth of the train split, never trained on then; for tuning.
             data_dir: Where data sets are.
             cache_dir: Where decoded images go; null is DATA_DIR/.cache.
@@ -109,13 +112,18 @@ class FederatedStream(LightningDataModule):
         entries = durations if boundaries is None else boundaries
         listed = len(self.domains or self.sources), None if entries is None else len(entries)
         timing = schedule, rounds_per_task, boundaries, durations, stagger
-        self.schedule = timed(task_count(incremental, tasks, *listed), *timing)
+        held = partition == "held"
+        if held:
+            check_held(self.sources, size, samples_per_round, tasks or 1, incremental, validation)
+        count = task_count(incremental, 1 if held else tasks, *listed)
+        self.schedule = timed(count, *timing)
         self.separate = schedule == "separate"
         self.num_clients, self.clients_per_round, self.seed = clients, clients_per_round, seed
         what = f"{clients_per_round} clients a round of {clients}"
         require(clients_per_round <= clients, "clients_per_round", what, "use no more than clients")
         enough, fix = (samples_per_round or math.inf) >= clients_per_round, "give each client one"
         require(enough, "samples_per_round", f"{samples_per_round} images a round", fix)
+        self.held = (samples_per_round or 0) // clients_per_round if held else 0
         fits = not shuffle_classes or incremental == "class"
         require(fits, "shuffle_classes", "only class groups have an order", "drop it")
         self.expelled = dict(expelled or {})
@@ -134,7 +142,7 @@ class FederatedStream(LightningDataModule):
 
     def image_shares(self, round: int) -> tuple[float, ...]:
         """The share of each task in the images that are trained on, in expectation."""
-        return self._partitioner.image_shares(self._known(round)[0])
+        return self._who.image_shares(self._known(round)[0])
 
     def task_ends(self) -> tuple[int, ...]:
         """The last round in which each task has clients."""
@@ -154,17 +162,35 @@ class FederatedStream(LightningDataModule):
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()
-                row["classes"] = f"{len(classes)}: {classes[0]} .. {classes[-1]}"
+                few = " .. ".join(classes[:1] + classes[-1:])
+                row["classes"] = f"{len(classes)}: {few}"
                 rows.append(row)
         return rows
 
+    @property
+    def _registry(self) -> DatasetRegistry:
+        asked = self.hparams
+        return DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
+
+    @cached_property
+    def _holdings(self) -> Holdings | None:
+        """What clients hold, if they do."""
+        who = self.num_clients, self.clients_per_round, self.held, self.seed
+        return Holdings(self._registry, self.sources, *who) if self.held else None
+
     @cached_property
     def _collection(self) -> Collection:
+        if self._holdings:
+            return self._holdings.tests()
         asked = self.hparams
-        registry = DatasetRegistry(asked.data_dir, asked.cache_dir, asked.size, asked.download)
-        tables = [registry.open(source) for source in self.sources]
+        tables = [self._registry.open(source) for source in self.sources]
         tasks = self.incremental, len(self.schedule.windows), self.domains, asked.shuffle_classes
         return collect(tables, *tasks, asked.validation, self.seed)
+
+    @property
+    def _who(self) -> Partitioner | Holdings:
+        """Who knows who takes part."""
+        return self._holdings or self._partitioner
 
     @cached_property
     def _partitioner(self) -> Partitioner:
@@ -196,28 +222,38 @@ class FederatedStream(LightningDataModule):
 
     def participants(self, round: int) -> tuple[int, ...]:
         """A seeded sample of the clients that have data this round, in order."""
-        chosen = self._partitioner.participants(self._known(round)[0])
+        chosen = self._who.participants(self._known(round)[0])
         return tuple(one for one in chosen if round < self.expelled.get(one, math.inf))
 
     def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
         """A seeded sample of the other clients that have data, for so many in all, in order."""
-        return self._partitioner.more_participants(self._known(round)[0], clients)
+        return self._who.more_participants(self._known(round)[0], clients)
 
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""
-        return self._partitioner.task_of(*self._known(round, client))
+        return self._who.task_of(*self._known(round, client))
 
     def counts(self, round: int, client: int) -> dict[str, int]:
         """How many images of each class a client shows; no pixel is read."""
+        if self._holdings:
+            return self._holdings.counts(*self._known(round, client))
         shown = self._partitioner.shown(*self._known(round, client))
         found = np.unique(self._collection.train.labels[shown], return_counts=True)
         return {self.classes[label]: int(count) for label, count in zip(*found, strict=True)}
 
+    def announce(self, round: int, client: int) -> dict[str, int]:
+        """The same, for good: from now on a client that holds its images shows just these."""
+        known = self._known(round, client)
+        return self._holdings.announce(*known) if self._holdings else self.counts(*known)
+
     def train(self, round: int, client: int) -> ImageSet:
         """The images that a client trains on in a round; empty if it has none."""
-        data, shown = self._collection, self._partitioner.shown(*self._known(round, client))
-        images = data.image_set(data.train, shown, self.task_of(round, client))
-        look = replace(data.preprocess, flip=self.hparams.flip, shift=self.hparams.shift)
+        if self._holdings:
+            images = self._holdings.shown(*self._known(round, client))
+        else:
+            data, shown = self._collection, self._partitioner.shown(*self._known(round, client))
+            images = data.image_set(data.train, shown, self.task_of(round, client))
+        look = replace(images.preprocess, flip=self.hparams.flip, shift=self.hparams.shift)
         return replace(images, preprocess=look)
 
     def at(self, round: int, client: int, batch_size: int = 64) -> ClientData:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedbnn.state import Malformed, Payload, State, pack, unpack
 
-SCHEMA = 1
+SCHEMA, ANNOUNCE = 1, "announce"
 _INSTRUCTION = ("run", "round", "exchange", "total", "class_totals")
 _TEXTS, _NUMBERS = ("run", "exchange", "prior"), ("round", "client", "samples")
 
@@ -23,8 +23,9 @@ _TEXTS, _NUMBERS = ("run", "exchange", "prior"), ("round", "client", "samples")
 class FitInstruction:
     """What the server asks of every participant of one exchange; the same bytes go to all of them.
 
-    `exchange` is `train`, or a later one of the same round (`statistics`, `importance`); `total` is
-    N, the images of all participants of the round, and `class_totals` the same by class.
+    `exchange` is `train`, or a later one of the same round (`statistics`, `importance`), or before
+    all of them `announce`: how many images a client will show, where it alone knows. `total` is N,
+    the images of all participants of the round, and `class_totals` the same by class.
     """
 
     run: str

@@ -23,6 +23,10 @@ class Stream(Protocol):
         """Number of rounds R."""
 
     @property
+    def held(self) -> int:
+        """The most images that a client may announce for a round; 0 if all is known without."""
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height, width."""
 
@@ -42,6 +46,9 @@ class Stream(Protocol):
 
     def counts(self, round: int, client: int) -> dict[str, int]:
         """Images by class of one client in one round."""
+
+    def announce(self, round: int, client: int) -> dict[str, int]:
+        """The same, said by the client itself: these it will show."""
 
     def train(self, round: int, client: int) -> ImageSet:
         """The images of one client in one round."""

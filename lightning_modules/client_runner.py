@@ -1,7 +1,9 @@
 """All that happens on a client: read the instruction, train, answer with an update."""
 
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.privacy import Privacy, Question, clipped, noised, unit
+from fedbnn.errors import DataError
 from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import ExactHead, Head, exact, gaussian, plain_sums, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet
-from fedbnn.messages import FitInstruction, FitResult, Update, is_receipt
+from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, Update, is_receipt
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
@@ -25,6 +28,18 @@ from fedbnn.stream import Stream
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import Answer, Fit, fit_points
 from lightning_modules.svi_client import PosteriorFit
+
+LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def _at_home(client: int) -> Iterator[None]:
+    """Images that cannot be read fail their client; which these are does not leave its machine."""
+    try:
+        yield
+    except DataError as error:
+        LOG.error("client %d: %s", client, error)
+        raise ClientFailed("its images cannot be read; the log of its site says why") from error
 
 
 class ClientRunner:
@@ -53,6 +68,8 @@ class ClientRunner:
         """Answer one instruction."""
         began = perf_counter()
         instruction, prior = self._instruction(payload)
+        if instruction.exchange == ANNOUNCE:
+            return self._announced(instruction, client, prior)
         assignment, data = self._assignment(instruction, client, private)
         with forked(address(self.seed, instruction.exchange, instruction.round, client)):
             train = instruction.exchange == TRAIN
@@ -65,6 +82,15 @@ class ClientRunner:
         kept = answer.kept.to_bytes() if answer.kept else None
         seconds = perf_counter() - began
         return FitResult(client, update.to_bytes(), kept, seconds, answer.seconds, answer.train)
+
+    def _announced(self, instruction: FitInstruction, client: int, prior: str) -> FitResult:
+        """How many images of each class it will show; a private client does not say."""
+        with _at_home(client):
+            held = self.stream.announce(instruction.round, client)
+        held = {} if self.privacy.on else held
+        counts = held if self.method.shares_prototypes else {}
+        where = (instruction.run, instruction.round, ANNOUNCE, client, prior)
+        return FitResult(client, Update(*where, sum(held.values()), counts, {}).to_bytes())
 
     def _private(self, update: Update, instruction: FitInstruction) -> Update:
         """What it may say of its images: clipped, the same counts as everybody, its own noise."""
@@ -93,9 +119,12 @@ class ClientRunner:
         """What one client trains on, and from where; its data as a Lightning data module."""
         if private and is_receipt(client, private):
             raise ClientFailed("what it keeps is at its site: go on there, with flwr run")
-        data = self.stream.at(instruction.round, client, self.local.batch_size)
+        with _at_home(client):
+            data = self.stream.at(instruction.round, client, self.local.batch_size)
         remembered, replay = State.from_bytes(private) if private else None, self.method.replay
         images = replay.images(data.images, remembered) if replay else data.images
+        if self.privacy.on and instruction.class_totals:
+            images = images.of(tuple(instruction.class_totals))
         if instruction.exchange == gaussian.EXCHANGE:
             images = images.of(tuple(self.privacy.enough(images.counts())))
         if not (held := tuple(images.counts())):

@@ -61,9 +61,9 @@ def deployment(options: Namespace) -> list[Row]:
 def slow_site(options: Namespace) -> list[Row]:
     """Rounds per hour with one slow site in five, by what becomes of its answers.
 
-    The deadline is `ROOM` times a round in which nobody is slow, and the slow site takes `TIMES` of
-    these deadlines at least. `wait` waits for it, `refuse` closes the round without it, `fold` does
-    so, too, and folds its factor into a later one: `CYCLE` times as many rounds, since none is like
+    The deadline is `ROOM` times a round in which nobody is slow, and the slow site is slowed for up
+    to `TIMES` of these deadlines. `wait` waits for it, `refuse` closes the round without it, `fold`
+    does so and folds its factor into a later one: `CYCLE` times as many rounds, since none is like
     the other. `counted` is how many of its answers were.
     """
     words, rounds = _words(options, SMALL, FIVE), options.repeats

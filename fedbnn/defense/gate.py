@@ -77,7 +77,8 @@ class ExpectedUpdate:
     `centred` gives an update in numbers of which the middle can be taken (and back, with +1), where
     there are such; `rows` says whether its prototypes have a row for each class it holds.
     `private` gives what may be known of private clients in place of what they sent. Distances below
-    `calm` are none to speak of.
+    `calm` are none to speak of. `announces` says that nobody has announced anything yet: an answer
+    does.
     """
 
     run: str
@@ -97,6 +98,13 @@ class ExpectedUpdate:
     rows: bool = True
     private: Callable[[Sequence[Update]], Iterator[Update]] | None = None
     calm: float = 0.0
+    announces: bool = False
+
+    def announced(self, update: Update) -> Mapping[str, int]:
+        """The images by class that its client has announced; the one of no name counts them all."""
+        if self.announces:
+            return update.counts or {"": update.samples}
+        return self.sample_counts[update.client]
 
 
 @dataclass
@@ -321,7 +329,7 @@ def _same_sites(update: Update, call: ExpectedUpdate) -> None:
     """The same prior and tensors, shapes and types; rows of classes the client holds."""
     if update.prior != call.prior:
         raise Refused("started from another prior")
-    unknown = [name for name in update.classes if name not in call.sample_counts[update.client]]
+    unknown = [name for name in update.classes if name not in call.announced(update)]
     if unknown:
         raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
     _same_tensors(call.expected(update.counts), update.tensors)
@@ -350,7 +358,7 @@ def _finite(tensors: Mapping[str, Tensor]) -> None:
 
 def _plausible(update: Update, call: ExpectedUpdate) -> None:
     """The images that the announcement said, in all and by class; of a memory no more."""
-    said, claimed = call.sample_counts[update.client], sum(update.counts.values())
+    said, claimed = call.announced(update), sum(update.counts.values())
     most = sum(said.values())
     if not 0 <= update.samples <= most:
         raise Refused(f"claims {update.samples} images, the announcement said {most}")

@@ -53,11 +53,17 @@ class Evaluation:
 
     def full(self, round: int, stream: Stream) -> bool:
         """Whether this round is evaluated on the full test sets."""
-        return round == stream.rounds or round in stream.task_ends()
+        return testable(stream) and (round == stream.rounds or round in stream.task_ends())
 
     def now(self, round: int, stream: Stream) -> bool:
         """Whether this round has a Focus-on-Now value."""
-        return bool(self.every and round % self.every == 0) or self.full(round, stream)
+        due = bool(self.every and round % self.every == 0)
+        return (due and testable(stream)) or self.full(round, stream)
+
+
+def testable(stream: Stream) -> bool:
+    """Whether there are images to test on: where clients hold theirs, the server may have none."""
+    return any(task.classes for task in stream.tasks)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fedbnn.defense.gate import Candidates, ExpectedUpdate, Spec
 from fedbnn.defense.moves import Moves, moves_of_means
 from fedbnn.defense.privacy import Protection, Question, unit
 from fedbnn.federation import late
-from fedbnn.federation.parts import Federation, RoundStats, SampleCounts
+from fedbnn.federation.parts import COUNTS, Federation, RoundStats, SampleCounts
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
@@ -134,7 +134,7 @@ def _collect(
     asked = sorted(candidates.call.sample_counts)
     for answer in federation.engine.gather(payload, asked, remembered):
         if isinstance(answer, FitResult) and answer.late:
-            _keep_late(federation, answer, candidates)
+            keep_late(federation, answer, candidates)
             continue
         if candidates.admit(answer) and isinstance(answer, FitResult):
             stats.heard(answer)
@@ -144,7 +144,7 @@ def _collect(
             watcher.client_done(answer.client)
 
 
-def _keep_late(federation: Federation, answer: FitResult, candidates: Candidates) -> None:
+def keep_late(federation: Federation, answer: FitResult, candidates: Candidates) -> None:
     """An answer to an earlier round waits on disk for the next one, unless that is too late."""
     folded = candidates.call.round + 1
     try:
@@ -211,15 +211,24 @@ def sample_counts(federation: Federation, number: int, clients: Sequence[int]) -
         classes = sorted({name for task, share in tasks if share for name in task.classes})
         held = classes if federation.method.shares_prototypes else ()
         return dict.fromkeys(clients, federation.privacy.announced(held))
-    counts = {client: _held(federation, number, client) for client in clients}
+    shown = _shown(federation, number, clients)
+    counts = {client: _held(federation, client, held) for client, held in shown.items()}
     if federation.method.shares_prototypes:
         return counts
     return {client: {"": sum(by_class.values())} for client, by_class in counts.items()}
 
 
-def _held(federation: Federation, number: int, client: int) -> dict[str, int]:
-    """What one client announces: the images of the round, and those it replays."""
-    shown, replay = federation.stream.counts(number, client), federation.method.replay
+def _shown(federation: Federation, number: int, clients: Sequence[int]) -> SampleCounts:
+    """The images of a round, as the stream has them or as these clients announced them."""
+    if not federation.stream.held:
+        return {client: federation.stream.counts(number, client) for client in clients}
+    said = (federation.ledger.roll(number) or {}).get(COUNTS, {})
+    return {client: said[client] for client in clients if client in said}
+
+
+def _held(federation: Federation, client: int, shown: dict[str, int]) -> dict[str, int]:
+    """What one client trains on: the images of the round, and those it replays."""
+    replay = federation.method.replay
     if replay is None:
         return shown
     private = federation.ledger.private(client)

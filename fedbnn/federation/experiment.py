@@ -18,7 +18,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import FedBNNError
 from fedbnn.evaluation import results
-from fedbnn.evaluation.evaluate import Evaluation, Evaluator
+from fedbnn.evaluation.evaluate import Evaluation, Evaluator, testable
 from fedbnn.federation import parts, server
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late
@@ -79,7 +79,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         rules = self.privacy, self.gate, self.late
-        parts.check(*rules, self.method, self.head, self.layout)
+        parts.check(*rules, self.method, self.head, self.layout, self.stream)
 
     @property
     def name(self) -> str:
@@ -235,4 +235,5 @@ def _card(experiment: Experiment) -> dict[str, str]:
         "engine": str(config["engine"]["name"]),
         "device": experiment.trains_on,
         "run directory": str(experiment.run_dir),
+        **({} if testable(stream) else {"tested on": "no images: nothing is evaluated"}),
     }

@@ -29,6 +29,8 @@ from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
+COUNTS = "counts"
+"""In a roll call, what was announced."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,13 @@ class Federation:
 
 
 def check(
-    private: Privacy, gate: Gate, when: Late, method: Method, head: Head, layout: Layout
+    private: Privacy,
+    gate: Gate,
+    when: Late,
+    method: Method,
+    head: Head,
+    layout: Layout,
+    stream: Stream,
 ) -> None:
     """Refuse parts that do not go together, in one line."""
     privacy.check(private, gate, method, head, layout)
@@ -67,6 +75,10 @@ def check(
         raise ConfigError(what, "privacy", fix)
     if when.late == "fold":
         late.only_factors(method)
+    if private.on and stream.held and not stream.tasks[0].classes:
+        what = "private clients announce nothing, and no test images name the classes"
+        fix = "give the server a test folder with every class"
+        raise ConfigError(what, "privacy", fix)
     _fitting(method, head, moves=bool(layout.size))
 
 

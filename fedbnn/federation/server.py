@@ -9,6 +9,7 @@ from fedbnn import memory
 from fedbnn.errors import NumericalError
 from fedbnn.federation.exchange import Exchange, exchange, sample_counts
 from fedbnn.federation.parts import Federation, Record, RoundStats, SampleCounts
+from fedbnn.federation.roll_call import roll_call
 from fedbnn.heads import ExactHead, GaussianHead, exact, gaussian
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import StatisticsAggregator
@@ -36,7 +37,9 @@ def play(federation: Federation, state: State, number: int) -> State:
     for watcher in federation.watchers:
         watcher.round_started(number, clients)
     asked = [client for client in clients if client not in federation.ledger.late(number)]
-    stats, before = RoundStats(number, sample_counts(federation, number, asked)), state
+    stats, before = RoundStats(number, {}), state
+    present = roll_call(federation, number, asked, stats)
+    stats.counts = sample_counts(federation, number, present)
     stats.more = _more(federation, number)
     held = (*stats.counts.values(), *stats.more.values())
     classes = sorted({name for by_class in held for name in by_class})

@@ -38,6 +38,9 @@ class Joint(Method):
 
     def stream(self, stream: Stream) -> Stream:
         """One virtual client with the pooled images."""
+        if stream.held:
+            what, fix = "clients hold their images, nobody has all", "use another method"
+            raise ConfigError(what, "method.name", fix)
         return JointStream(stream)
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +126,13 @@ def write_atomic(path: Path, payload: bytes) -> None:
         finally:
             aside.unlink(missing_ok=True)
         sync(path.parent)
+
+
+def keep_newest(paths: Iterable[Path], count: int) -> None:
+    """Remove all of these files but the newest."""
+    aged = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+    for path in aged[:-count]:
+        path.unlink()
 
 
 @contextmanager

@@ -6,6 +6,7 @@
     state/records/000007.json        what was measured in round 7: its line of metrics.jsonl
     state/clients/3-r7.safetensors   what client 3 kept for itself in round 7; one file per change
     state/late/8-3.safetensors       a late answer of client 3 that is folded in round 8
+    state/rolls/000008.json          what clients announced when round 8 began, where they do
     state/spool/                     answers that wait to be folded; scratch
 
 A manifest names its run, the manifest before it, every file its round needs and the records of all
@@ -160,7 +161,7 @@ class Ledger(AbstractContextManager["Ledger"]):
         self.run_dir, self.keep = Path(run_dir), keep
         self.root = files.plain(self.run_dir) / "state"
         self._clients, self._records = self.root / "clients", self.root / "records"
-        self._late = self.root / "late"
+        self._late, self._rolls = self.root / "late", self.root / "rolls"
         self.warnings: list[str] = []
         with ExitStack() as opening:
             with writing(self.run_dir):
@@ -237,10 +238,28 @@ class Ledger(AbstractContextManager["Ledger"]):
         found = _waiting(self._late).items()
         return {who: files.read(path) for (when, who), path in found if when == round}
 
+    def keep_roll(self, round: int, roll: Mapping[str, Mapping[int, Any]]) -> None:
+        """Keep what was announced for a round: by what it is, and by client."""
+        with writing(self.root):
+            self._rolls.mkdir(exist_ok=True)
+        files.write_atomic(self._rolls / f"{round:06d}.json", files.sealed(FORMAT, finite(roll)))
+
+    def roll(self, round: int) -> dict[str, dict[int, Any]] | None:
+        """What was announced for a round, or None if nobody was asked yet."""
+        path = self._rolls / f"{round:06d}.json"
+        if not path.exists():
+            return None
+        try:
+            parts = files.unsealed(path)[1].items()
+            return {what: {int(who): said for who, said in part.items()} for what, part in parts}
+        except (Damaged, AttributeError, ValueError) as damage:
+            self.warn(f"the roll call of round {round} is damaged ({damage}): asked again")
+        return None
+
     def branch(self, source: "Ledger", round: int) -> None:
         """Begin as another run was after one of its kept rounds, with the records up to it.
 
-        Late answers that wait for the next round come along.
+        Late answers that wait for the next round come along, with what was announced for them.
         """
         try:
             then = source._verified(source._peek(round), client_files=True)
@@ -253,6 +272,9 @@ class Ledger(AbstractContextManager["Ledger"]):
             raise RunDirectoryError(what, str(source.root), "resume the run first")
         for client, payload in source.late(round + 1).items():
             self.keep_late(round + 1, client, payload)
+        for number in range(1, round + 1):
+            if roll := source.roll(number):
+                self.keep_roll(number, roll)
         with writing(self.root):
             for name, _ in then.clients.values():
                 files.write(self._clients / name, files.read(source._clients / name))

@@ -88,7 +88,8 @@ def federate(digits: FederatedStream, tmp_path: Path) -> Iterator[Federate]:
             "watchers": (),
         }
         made = Federation(**{**settings, **parts})
-        check(made.privacy, made.gate, made.late, made.method, made.head, made.layout)
+        rules = made.privacy, made.gate, made.late
+        check(*rules, made.method, made.head, made.layout, made.stream)
         return made, State({"backbone": weights, "buffers": buffers, **rows})
 
     yield build

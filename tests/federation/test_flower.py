@@ -202,6 +202,26 @@ def test_an_answer_that_comes_twice_is_passed_on_to_the_gate() -> None:
     assert first == second
 
 
+def test_a_reply_that_a_supernode_holds_back_comes_with_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a SuperNode does after its app has replied twice: it is always one reply behind."""
+    grid, engine = federation({1: {}})
+    assert reasons(engine, [0]) == {0: None}
+    push, behind = grid.push_messages, list[tuple[str, list[Message]]]()
+
+    def one_behind(messages: Iterable[Message]) -> list[str]:
+        numbers = list(push(messages))
+        grid.replies |= dict(behind)
+        behind[:] = [(number, grid.replies.pop(number)) for number in numbers]
+        return numbers
+
+    monkeypatch.setattr(grid, "push_messages", one_behind)
+    monkeypatch.setattr(flower, "NUDGE_SECONDS", 0.2)
+    assert reasons(engine, [0, 3]) == {0: None, 3: None}
+    assert reasons(engine, [0]) == {0: None}
+
+
 def test_a_site_that_left_for_good_costs_its_client() -> None:
     def left(grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
         grid.nodes.clear()

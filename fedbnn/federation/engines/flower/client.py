@@ -22,7 +22,7 @@ from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.worker import composed
 from fedbnn.messages import Failure, FitResult, is_receipt
 from fedbnn.state import digest
-from fedbnn.storage.files import write_atomic
+from fedbnn.storage.files import keep_newest, write_atomic
 
 STATE_DIR, KEPT = "site-state", 8
 Node = Mapping[str, Any]
@@ -105,9 +105,7 @@ class Shelf:
         name = f"{client}-{digest(private)}"
         self.directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self.directory / name, private)
-        aged = sorted(self.directory.glob(f"{client}-*"), key=lambda path: path.stat().st_mtime_ns)
-        for path in aged[:-KEPT]:
-            path.unlink()
+        keep_newest(self.directory.glob(f"{client}-*"), KEPT)
         return name.encode()
 
     def fetch(self, client: int, receipt: bytes | None) -> bytes | None:

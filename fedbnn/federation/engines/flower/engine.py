@@ -17,15 +17,17 @@ from fedbnn.federation.engines.flower.sites import LEFT, QUERY_SECONDS, Sites
 from fedbnn.messages import Failure, FitResult
 
 TRAIN, LAUNCH_SECONDS, KEPT_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 600.0, 0.1, 1.0
+NUDGE_SECONDS = 120.0
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An order that is out: whose, at which node, when it is overdue, and when it is void."""
+    """An order that is out: whose, at which node, since when; when it is overdue, and void."""
 
     client: int
     node: int
+    sent: float
     due: float
     void: float
 
@@ -111,10 +113,8 @@ class Exchange:
 
     def placed(self) -> Iterator[tuple[int, int]]:
         """Clients that wait, each with a node that is free for it."""
-        if not self._waits:
-            return
         if monotonic() - self._looked > LOOK_SECONDS:
-            self._sites.look()
+            self._look()
             self._looked = monotonic()
         hopeful = self._sites.unsure and monotonic() - self._began < QUERY_SECONDS
         for client in list(self._waits):
@@ -124,6 +124,14 @@ class Exchange:
             node = self._sites.free(client, (asked.node for asked in out))
             if node is not None:
                 yield client, node
+
+    def _look(self) -> None:
+        """Who is there, if somebody waits; and what keeps those who have an order for long."""
+        if self._waits:
+            self._sites.look()
+        for asked in self._asked.values():
+            if monotonic() - asked.sent > NUDGE_SECONDS:
+                self._sites.nudge(asked.node)
 
     def send(self, order: wire.Order, node: int, seconds: float) -> bool:
         """Send an order that is awaited for so many seconds; whether Flower took it.
@@ -138,7 +146,7 @@ class Exchange:
         if not number:
             return False
         due, void = began + seconds, began + (good or inf)
-        self._asked[number] = Asked(order.client, node, due, void)
+        self._asked[number] = Asked(order.client, node, began, due, void)
         self._sent[number] = order.client
         return True
 

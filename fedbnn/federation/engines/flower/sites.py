@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Sites:
-    """Asks every node once whom it serves, and forgets those that have left.
+    """Asks every node whom it serves, and forgets those that have left.
 
     A node that names no clients serves any of them.
     """
@@ -30,9 +30,28 @@ class Sites:
         online = set(self._grid.get_node_ids())
         self._serves = {node: who for node, who in self._serves.items() if node in online}
         self._asked = {query: node for query, node in self._asked.items() if node in online}
-        for node in sorted(online - self._serves.keys() - set(self._asked.values())):
+        for node in sorted(online - self._serves.keys()):
+            self._ask(node)
+        self._listen()
+
+    def nudge(self, node: int) -> None:
+        """Ask a node once more, so that it passes on what it may be holding back.
+
+        A SuperNode (Flower 1.41) sends the replies it has once for every message it takes, and goes
+        on to the next. If an app replied twice, the second one is sent in place of the reply to the
+        next message, which stays until another message comes; and so on for ever.
+        """
+        self._listen()
+        self._ask(node)
+
+    def _ask(self, node: int) -> None:
+        """Send a query, unless the node has one to answer."""
+        if node not in self._asked.values():
             query = Message(RecordDict(), node, QUERY, ttl=QUERY_SECONDS)
             self._asked |= {sent: node for sent in self._grid.push_messages([query]) if sent}
+
+    def _listen(self) -> None:
+        """Take in what nodes have answered."""
         for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
             self._hear(self._asked.pop(reply.metadata.reply_to_message_id, None), reply)
 
@@ -47,13 +66,15 @@ class Sites:
             clients = wire.read_served(reply.content)
         except wire.Babble as error:
             LOG.error("site %d does not say whom it serves: %s", node, error)
-        self._serves[node] = clients
+        known, self._serves[node] = node in self._serves, clients
+        if known:
+            return
         LOG.info("site %d serves %s", node, "any client" if clients is None else sorted(clients))
 
     @property
     def unsure(self) -> bool:
         """Whether a node online has not said yet whom it serves; its app may be starting."""
-        return bool(self._asked)
+        return not self._serves.keys() >= set(self._asked.values())
 
     def of(self, client: int) -> list[int]:
         """The nodes that name this client; if there are none, those that serve any."""
