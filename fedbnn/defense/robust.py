@@ -31,7 +31,9 @@ tensors, with l_kc the length of row c,
 L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
 is, while the first of a new one know little. Of a class with few images a client knows little and
-may think much, but it weighs less in the row by as much.
+may think much, but it weighs less in the row by as much. Precisions of honest clients differ by
+orders, as their images are more or less easily told apart: they are measured by the longest row
+of any other client, max_jc l_jc, in place of the typical one.
 
 A row that is alone wins every softmax and learns nothing, so clients with several classes are
 measured by each other: by the larger of their median and that of all. Clients with one class are
@@ -44,7 +46,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-ROWS, LONG = ("prototypes", "prototypes.precision"), 5.0
+PRECISION = "prototypes.precision"
+ROWS, LONG = ("prototypes", PRECISION), 5.0
 LEAST = 1e-6
 
 
@@ -112,6 +115,8 @@ def row_ratio(
     for name, own in lengths.get(client, {}).items():
         theirs = [lengths[other][name] for other in others if name in lengths[other]]
         if typical := _typical_length(theirs, alone=len(own) == 1):
+            if name == PRECISION:
+                typical = max(map(max, theirs))
             rows = zip(own, known.get(name, [0.0] * len(own)), images, strict=True)
             ratios = [long / max(typical, old) * min(1.0, n / usual) for long, old, n in rows]
             found.append((max(ratios), name))

@@ -161,11 +161,20 @@ def test_a_client_of_one_class_measures_nobody_but_is_measured() -> None:
         k: {"prototypes.precision": [2.0, 3.0]} for k in (3, 4, 5)
     }
     everybody = list(lengths)
-    assert [row_ratio(lengths, everybody, client, {})[0] for client in (3, 4, 5)] == [1.5] * 3
-    assert row_ratio(lengths | {0: {"prototypes.precision": [100.0]}}, everybody, 0, {}) == (
+    assert [row_ratio(lengths, everybody, client, {})[0] for client in (3, 4, 5)] == [1.0] * 3
+    assert row_ratio(lengths | {0: {"prototypes.precision": [150.0]}}, everybody, 0, {}) == (
         50.0,
         "prototypes.precision",
     )
+
+
+def test_precisions_are_measured_by_the_longest_of_any_other() -> None:
+    """Some see their images told apart with ease: they say little, and others ten times as much."""
+    own = {0: [1.0, 1.0], 1: [1.0, 2.0], 2: [1.0, 10.0], 3: [30.0, 1.0]}
+    lengths = {client: {"prototypes.precision": rows} for client, rows in own.items()}
+    assert row_ratio(lengths, list(lengths), 3, {}) == (3.0, "prototypes.precision")
+    rows = {client: {"prototypes": one} for client, one in own.items()}
+    assert row_ratio(rows, list(rows), 3, {}) == (30.0, "prototypes")
 
 
 def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more() -> None:
@@ -173,7 +182,7 @@ def test_clients_of_one_class_are_measured_by_each_other_where_nobody_has_more()
         4: {"prototypes.precision": [2e6]}
     }
     assert row_ratio(lengths, list(lengths), 4, {}) == (2e6, "prototypes.precision")
-    assert row_ratio(lengths, list(lengths), 0, {}) == (1.0, "prototypes.precision")
+    assert row_ratio(lengths, list(lengths), 0, {}) == (5e-7, "prototypes.precision")
 
 
 def test_one_liar_with_two_classes_turns_nobody_out() -> None:
