@@ -96,7 +96,7 @@ def helping(piles: Sequence[Sequence[Task]]) -> Iterator[list[Helper]]:
         yield helpers
 
 
-def main() -> int:
+def serve() -> int:
     """Play the runs that the first line of standard input names, until one fails."""
     from fedbnn.cli.compose import SCHEMA, compose
     from fedbnn.cli.main import ended
@@ -119,4 +119,4 @@ def _hang() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve())

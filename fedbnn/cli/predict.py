@@ -77,7 +77,9 @@ def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """A table for people; uncertainty in nats."""
-    table = Table("picture", "likeliest classes", *(name.replace("_", " ") for name in DOUBTS))
+    table = Table("picture")
+    for title in ("likeliest classes", "entropy", "mutual information", "unknown"):
+        table.add_column(title, min_width=len(title))
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
         doubt = ["-" if row[name] is None else f"{row[name]:.3f}" for name in DOUBTS]

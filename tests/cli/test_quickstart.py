@@ -54,6 +54,6 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
 
 def in_rounds(runs: Path) -> float:
     """CPU seconds of all rounds: training, checks, aggregation, evaluation, commits."""
-    lines = [line for path in runs.glob("*/metrics.jsonl") for line in path.open(encoding="utf-8")]
-    records = list(map(json.loads, lines))
+    files = [path.read_text(encoding="utf-8") for path in runs.glob("*/metrics.jsonl")]
+    records = [json.loads(line) for text in files for line in text.splitlines()]
     return float(sum(one["load"]["own"] * one["seconds"]["round"] for one in records))

@@ -72,13 +72,13 @@ class Shape(HTMLParser):
 def test_the_page_of_a_run_has_its_figures_numbers_and_sources(page, run) -> None:
     text = page.read_text()
     shape = Shape(text)
-    assert shape.tags["figure"] == 8
-    assert shape.tags["svg"] == 8
+    assert shape.tags["figure"] == 9
+    assert shape.tags["svg"] == 9
     assert f"<td>{run['class_agnostic']['fin'][0]:.1f}</td>" in text
     assert "influence 1e6 times the median" in text
     assert "name: toy" in text
     assert environment()["packages"]["torch"] in text
-    assert len(list((page.parent / "figures").glob("*.png"))) == 8
+    assert len(list((page.parent / "figures").glob("*.png"))) == 9
 
 
 def test_the_pages_load_nothing_and_run_nothing(page, comparison) -> None:
@@ -92,7 +92,7 @@ def test_the_pages_load_nothing_and_run_nothing(page, comparison) -> None:
 
 def test_the_page_of_a_comparison_has_tables_in_every_format(comparison) -> None:
     shape = Shape(comparison.read_text())
-    assert shape.tags["figure"] == 8
+    assert shape.tags["figure"] == 9
     assert shape.tags["table"] == 13
     assert "Three &lt;toy&gt; tasks" in comparison.read_text()
     assert 'class="best"' in comparison.read_text()
@@ -356,7 +356,7 @@ def test_a_real_browser_draws_every_figure_fits_a_phone_and_prints_all(
     seen = look(request.getfixturevalue(kind), tmp_path)
     assert seen.log.count("CONSOLE") == seen.log.count("the probe was here") == 1
     assert seen.cut <= 0
-    assert len(seen.boxes) == {"page": 8, "comparison": 8, "swept": 2}[kind] + 1
+    assert len(seen.boxes) == {"page": 9, "comparison": 9, "swept": 2}[kind] + 1
     assert [name for name in seen.boxes if seen.coloured(name) < 0.002] == ["nothing"]
     assert seen.overflow == 0
     assert len(re.findall(rb"/Type\s*/Page\b", seen.printed)) > CONFIG_LINES / 80

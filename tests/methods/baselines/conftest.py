@@ -45,6 +45,7 @@ class Toy:
     skewed: bool = False
     images: int = 12
     image_shape: tuple[int, int, int] = (1, 4, 4)
+    held: int = 0
 
     def task(self, round: int) -> int:
         return int(round > self.rounds // 2)
