@@ -116,9 +116,12 @@ def write(path: Path, payload: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, payload: bytes) -> None:
-    """Write a file so that a crash leaves the old content or the new one, never a part."""
-    aside = path.with_name(ASIDE + path.name)
+def write_atomic(path: Path, payload: bytes, writer: str = "") -> None:
+    """Write a file so that a crash leaves the old content or the new one, never a part.
+
+    A file that several processes write, unlike one of a locked run, names its `writer`.
+    """
+    aside = path.with_name(ASIDE + writer + path.name)
     with writing(path):
         try:
             write(aside, payload)

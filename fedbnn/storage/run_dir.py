@@ -160,10 +160,13 @@ def find(which: str, root: Path) -> Path:
 
 
 def note_last(run_dir: Path, root: Path) -> None:
-    """Remember which run under `root` was begun or resumed last, whatever the clock says."""
+    """Remember which run under `root` was begun or resumed last, whatever the clock says.
+
+    Runs that begin at the same moment all write this one file.
+    """
     if run_dir.is_relative_to(root):
         root.mkdir(parents=True, exist_ok=True)
-        write_atomic(root / LAST, str(run_dir).encode())
+        write_atomic(root / LAST, str(run_dir).encode(), f"{os.getpid()}-")
 
 
 def _begun(run_dir: Path) -> Path:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,26 @@ def test_last_is_the_run_begun_last_whatever_the_clock_says(tmp_path: Path) -> N
     assert runs.find("last", tmp_path) == tmp_path / "second"
     shutil.rmtree(tmp_path / "second")
     assert runs.find("last", tmp_path) == tmp_path / "first"
+
+
+def _note_often(run_dir: Path, root: Path) -> None:
+    for _ in range(200):
+        runs.note_last(run_dir, root)
+
+
+def test_runs_that_begin_at_the_same_moment_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """As those of a comparison do: each run is a process, and all write which was the last."""
+    names = [tmp_path / f"run-{number}" for number in range(3)]
+    begun = [
+        get_context("fork").Process(target=_note_often, args=(name, tmp_path)) for name in names
+    ]
+    for process in begun:
+        process.start()
+    for process in begun:
+        process.join()
+    assert [process.exitcode for process in begun] == [0, 0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == [".last"]
+    assert (tmp_path / ".last").read_text() in map(str, names)
 
 
 def test_a_run_elsewhere_is_not_the_last_here(tmp_path: Path) -> None:
