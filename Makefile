@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 WANDB_MODE=offline $(BIN)/python -m pytest -n $(WORK
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/installed ## Train on a small drifting stream in about a minute; needs no download.
+demo: .venv/installed ## Train on a small drifting stream in half a minute; needs no download.
 	$(BIN)/python train.py --config conf/quickstart.yaml
 
 test: lint ## Run lint and the fast tests; all that CI does.

@@ -43,7 +43,7 @@ START = "python train.py --config conf/quickstart.yaml"
 WELCOME = f"""\
 FedBNN trains one model over many clients whose data drift. Three commands to begin with:
 
-  {START}            train on small digits for a minute; no download
+  {START}            train four methods on small digits; no download
   {START} --dry_run  show which client meets which classes when
   {START} --help     list every setting; each is a key in YAML and a flag
 """
@@ -57,7 +57,7 @@ def main(argv: Sequence[str], engine: Engines | None = None) -> int:
     parsed = parse(argv)
     if parsed.flags.dry_run:
         return _dry_run(parsed)
-    return _train([parsed, *_beside(argv, parsed)], engine)
+    return _train(_beside(argv, parsed) or [parsed], engine)
 
 
 def parse(argv: Sequence[str]) -> Parsed:
@@ -88,7 +88,7 @@ def _dry_run(parsed: Parsed) -> int:
 
 
 def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
-    """The same with the other methods it names, unless the user chose one method or one run.
+    """It and the other methods it names, unless the user chose one method or one run.
 
     One page shows all of them: they have none of their own unless that is asked for.
     """
@@ -96,7 +96,8 @@ def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
         return []
     others = [entry.split() for entry in parsed["beside"]]
     chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
-    return [parse(["--report=false", *argv, "--method", *words]) for words in chosen]
+    ways: list[list[str]] = [[], *(["--method", *words] for words in chosen)]
+    return [parse(["--report=false", *argv, *words]) for words in ways] if chosen else []
 
 
 def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:

@@ -28,15 +28,16 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
     assert spent < MOST_TIMES * in_rounds(tmp_path / "runs")
     for words in (
         "class-incremental digits, 5 tasks",
-        "20 registered, 5 a round, 30 rounds, dirichlet",
+        "20 registered, 5 a round, 20 rounds, dirichlet",
         "q = q_0 * prod_k",
     ):
         assert words in shown
-    assert shown.count("\nround 30/30  5 clients  now ") == 4
-    for name in ("quickstart-fedavg", "quickstart-fedprox", "quickstart-exact"):
+    assert shown.count("\nround 20/20  5 clients  now ") == 4
+    for name in ("quickstart", "quickstart-fedavg", "quickstart-fedprox", "quickstart-exact"):
         beside = json.loads((tmp_path / "runs" / name / "results.json").read_text())
         assert beside["class_agnostic"]["avg_ts"] > 60
         assert not (tmp_path / "runs" / name / "report.html").exists()
+    assert (tmp_path / "runs" / "quickstart" / "beside" / "report.html").exists()
     assert all(line.isprintable() for line in shown.split("\n"))
     for name in (
         "classes 0-1",
@@ -44,7 +45,7 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
         "@TS",
         "@Fin",
         "chance",
-        "report  runs/quickstart/report.html",
+        "report  fedbnn report runs/quickstart\n",
     ):
         assert name in shown
     assert "side by side  runs/quickstart/beside/report.html" in shown
