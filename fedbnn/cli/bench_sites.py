@@ -4,26 +4,29 @@ Real processes on the loopback interface: a SuperLink, a SuperNode for every sit
 Images are those that ship with scikit-learn, so nothing is fetched.
 """
 
-import os
-import signal
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from time import monotonic
+from time import sleep
 from typing import Any
 
 from fedbnn import memory
+from fedbnn.cli.compose import client_runner
 from fedbnn.cli.main import flags
 from fedbnn.errors import ConfigError, FederationError
+from fedbnn.federation.engines import Worker
 from fedbnn.federation.engines.flower.loopback import CLIENT, SERVER, Loopback
 from fedbnn.federation.engines.flower.simulation import INSTALL
+from fedbnn.messages import FitResult
 from fedbnn.storage import run_dir
 
 Row = dict[str, Any]
@@ -32,11 +35,32 @@ SITES, FIVE, SLOW, LOOK_SECONDS, LONGEST = 3, 5, 4, 0.1, 7200.0
 LARGE = {"network": "paper_resnet", "stream.size": "32", "stream.samples_per_round": "192"}
 LARGE |= {"client.epochs": "1", "client.batch_size": "64", "method.r_init": "0"}
 SMALL = {"head": "linear", "stream.samples_per_round": "320", "method.r_init": "0"}
-ROOM, TIMES, CYCLE = 1.5, 2.0, 5
-"""The deadline and the slow site, as multiples of a round in which nobody is slow."""
-STARTED, RUN_SECONDS, HELD_SECONDS = 4.0, 0.2, 1.8
-"""A slow process that has used so many seconds of a processor, and so has given Flower a sign of
-life, is let run for so long, then held for so long, until its time is up."""
+ROOM, TIMES, CYCLE = 1.5, 1.5, 5
+"""The deadline in rounds in which nobody is slow, and what the slow site takes in deadlines."""
+APP = """from fedbnn.federation.engines.flower.client import client_app
+
+app = client_app("fedbnn.cli.bench_sites:delayed_client")
+"""
+"""The app of a site of this bench, in place of that of `flower_app`."""
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """The clients of a site that takes so many seconds more for every order."""
+
+    worker: Worker
+    seconds: float
+
+    def perform(self, payload: bytes, client: int, private: bytes | None) -> FitResult:
+        """The same answer, later."""
+        sleep(self.seconds)
+        return self.worker.perform(payload, client, private)
+
+
+def delayed_client(config: Mapping[str, Any]) -> Delayed:
+    """The client's side; a slow site has `bench.seconds` in its node configuration."""
+    usual = {name: values for name, values in config.items() if name != "bench"}
+    return Delayed(client_runner(usual), config.get("bench", {}).get("seconds", 0.0))
 
 
 def deployment(options: Namespace) -> list[Row]:
@@ -45,7 +69,7 @@ def deployment(options: Namespace) -> list[Row]:
     Seconds and bytes are medians over the rounds after the first, evaluation left out.
     """
     words = [*_words(options, LARGE, SITES), *_lasting(options.repeats)]
-    with TemporaryDirectory() as folder, _federation(Path(folder), SITES) as sites:
+    with _federation(SITES) as sites:
         with _peaks(sites) as peaks:
             sites.run(" ".join([*words, "--run_dir", "sites"]), seconds=LONGEST)
         here = _serial(sites, words)
@@ -61,23 +85,22 @@ def deployment(options: Namespace) -> list[Row]:
 def slow_site(options: Namespace) -> list[Row]:
     """Rounds per hour with one slow site in five, by what becomes of its answers.
 
-    The deadline is `ROOM` times a round in which nobody is slow, and the slow site is slowed for up
-    to `TIMES` of these deadlines. `wait` waits for it, `refuse` closes the round without it, `fold`
-    does so and folds its factor into a later one: `CYCLE` times as many rounds, since none is like
-    the other. `counted` is how many of its answers were.
+    The deadline is `ROOM` times a round in which nobody is slow, and the slow site takes `TIMES`
+    deadlines more than the others for every order. `wait` waits for it, `refuse` closes the round
+    without it, `fold` does so and folds its factor into a later one: `CYCLE` times as many rounds,
+    since none is like the other. `counted` is how many of its answers were.
     """
     words, rounds = _words(options, SMALL, FIVE), options.repeats
-    with TemporaryDirectory() as folder, _federation(Path(folder), FIVE) as sites:
+    with _federation(FIVE) as sites:
         rows = [_hourly(sites, "nobody is slow", words, rounds)]
-        usual = 3600 / rows[0]["rounds_per_hour"]
-        deadline, held = ROOM * usual, TIMES * ROOM * usual
-        limit = ["--gate.deadline_seconds", f"{deadline:.1f}"]
-        late = ["--federation.late", "fold", "--federation.max_staleness", "20"]
-        ways = {"wait": ([], 1), "refuse": (limit, 1), "fold": ([*limit, *late], CYCLE)}
+    deadline = ROOM * 3600 / rows[0]["rounds_per_hour"]
+    limit = ["--gate.deadline_seconds", f"{deadline:.1f}"]
+    late = ["--federation.late", "fold", "--federation.max_staleness", "20"]
+    ways = {"wait": ([], 1), "refuse": (limit, 1), "fold": ([*limit, *late], CYCLE)}
+    with _federation(FIVE, TIMES * deadline) as sites:
         for name, (more, times) in ways.items():
-            with _slowed(sites, name, held):
-                rows.append(_hourly(sites, name, [*words, *more], times * rounds))
-    return [row | {"deadline_s": deadline, "slow_site_s": held} for row in rows]
+            rows.append(_hourly(sites, name, [*words, *more], times * rounds))
+    return [row | {"deadline_s": deadline, "slow_site_s": TIMES * deadline} for row in rows]
 
 
 def _words(options: Namespace, more: Mapping[str, str], sites: int) -> list[str]:
@@ -95,19 +118,31 @@ def _lasting(rounds: int) -> list[str]:
 
 
 @contextmanager
-def _federation(folder: Path, count: int) -> Iterator[Loopback]:
-    """A SuperLink and so many sites of one client each."""
-    app = Path("flower_app").resolve()
+def _federation(count: int, slow_seconds: float = 0.0) -> Iterator[Loopback]:
+    """A SuperLink and so many sites of one client each; the last is so much slower."""
     if find_spec("flwr") is None:
         raise ConfigError("a deployment needs Flower", "fedbnn bench engines", INSTALL)
-    if not app.is_dir():
+    with TemporaryDirectory() as folder:
+        home = Path(folder)
+        link = ["--insecure", "--database", str(home / "link.db")]
+        with Loopback(home, _app(home), link=link) as made:
+            made.superlink()
+            for client in range(count):
+                last = client == count - 1
+                slow = f"bench.seconds={slow_seconds:.1f}" if last and slow_seconds else None
+                made.site(f"site{client}", str(client), says=slow)
+            yield made
+
+
+def _app(home: Path) -> Path:
+    """The app of the repository, with sites that can be slow."""
+    ours = Path("flower_app")
+    if not ours.is_dir():
         what, fix = "the app of the sites is not here", "start it in the folder of the repository"
-        raise ConfigError(what, "flower_app", fix)
-    with Loopback(folder, app, link=["--insecure", "--database", str(folder / "link.db")]) as made:
-        made.superlink()
-        for client in range(count):
-            made.site(f"site{client}", str(client))
-        yield made
+        raise ConfigError(what, str(ours), fix)
+    app = copytree(ours, home / "app")
+    (app / "fedbnn_app" / "client.py").write_text(APP, encoding="utf-8")
+    return app
 
 
 def _serial(sites: Loopback, words: Sequence[str]) -> float:
@@ -188,38 +223,6 @@ def _hourly(sites: Loopback, name: str, words: Sequence[str], rounds: int) -> Ro
     row = {"name": name, "rounds": rounds, "rounds_per_hour": 3600 * len(lines) / sum(seconds)}
     row |= {"counted": rounds - missed, "of_these_late": late, "machine_load": _load(lines)}
     return {**row, "by_round_s": seconds}
-
-
-@contextmanager
-def _slowed(sites: Loopback, run: str, seconds: float) -> Iterator[None]:
-    """What the last site starts after round 1 takes so many seconds: it is run in slices."""
-    done, seen = Event(), dict[int, float]()
-    first = sites.home / run / "state" / "round-000001"
-
-    def tell(number: signal.Signals, pids: Sequence[int]) -> None:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def hold() -> None:
-        while not done.wait(RUN_SECONDS):
-            pids = sites.pids(f"site{SLOW}", CLIENT) if seen or first.is_dir() else []
-            young = [p for p in pids if monotonic() - seen.setdefault(p, monotonic()) < seconds]
-            young = [p for p in young if _used(p) > STARTED]
-            tell(signal.SIGSTOP, young)
-            done.wait(HELD_SECONDS if young else 0.0)
-            tell(signal.SIGCONT, young)
-
-    with _beside(hold, done):
-        yield
-
-
-def _used(pid: int) -> float:
-    """Seconds of a processor that a process has used; 0 if it has ended."""
-    with suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 @contextmanager

@@ -38,9 +38,9 @@ def test_three_sites_are_measured_beside_serial(
 def test_with_one_slow_site_in_five_folding_late_loses_no_time_and_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = measured(tmp_path, monkeypatch, "--slow_site")
-    hourly = {row["name"]: row["rounds_per_hour"] for row in rows}
-    assert hourly["fold"] > hourly["wait"]
-    counted = {row["name"]: row["counted"] for row in rows}
-    assert counted["wait"] == 1
-    assert counted["refuse"] == 0
+    usual, wait, refuse, fold = measured(tmp_path, monkeypatch, "--slow_site")
+    assert fold["rounds_per_hour"] > wait["rounds_per_hour"]
+    assert 3600 / wait["rounds_per_hour"] > wait["slow_site_s"] > wait["deadline_s"]
+    assert 3600 / refuse["rounds_per_hour"] > refuse["deadline_s"]
+    assert [row["counted"] for row in (usual, wait, refuse)] == [1, 1, 0]
+    assert fold["counted"] == fold["of_these_late"] > 0
