@@ -205,7 +205,10 @@ class Candidates:
         self.rejected.keep(self.call.round, self.call.exchange, client, payload, reason)
 
     def close(self) -> None:
-        """Compare the accepted, refuse those that stand too far out, insist on the quorum."""
+        """Compare the accepted, refuse those that stand too far out, insist on the quorum.
+
+        Where nobody is asked, since all of a round come late from another, there is none.
+        """
         self.trust = dict.fromkeys(sorted(self._accepted), 1.0)
         if self.gate.robust != "influence":
             self._choose(self._distances())
@@ -213,7 +216,7 @@ class Candidates:
             self._compare(self._distances(), self.gate.influence_cap)
         asked = len(self.call.sample_counts)
         needed = self.gate.needed(asked)
-        if len(self.trust) < needed:
+        if asked and len(self.trust) < needed:
             lost = {**self.failed, **self.refused}
             reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
             found = f"{len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"

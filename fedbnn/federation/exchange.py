@@ -30,7 +30,8 @@ def exchange(
     if isinstance(aggregator, StatisticsAggregator):
         counts = {**counts, **stats.more}
     whole, counts = totals(counts), _asked(federation, aggregator, counts)
-    if not counts:
+    waiting = federation.ledger.late(stats.round) if aggregator.exchange == TRAIN else {}
+    if not (counts or waiting):
         return state
     with stats.timing(aggregator.exchange), federation.ledger.spool(*this[1:]) as spool:
         sent = without_posteriors(aggregator.broadcast(state))
@@ -41,7 +42,7 @@ def exchange(
         order = late.Order(call.prior, set(counts))
         if aggregator.exchange == TRAIN:
             federation.asked[stats.round] = order
-            _admit_late(federation, call, candidates)
+        _admit_late(federation, waiting, candidates)
         _collect(federation, payload, candidates, privates, stats)
         order.owing -= candidates.heard
         with stats.timing("fold"):
@@ -155,16 +156,20 @@ def keep_late(federation: Federation, answer: FitResult, candidates: Candidates)
         candidates.refuse(answer.client, answer.update, str(refusal))
 
 
-def _admit_late(federation: Federation, call: ExpectedUpdate, candidates: Candidates) -> None:
+def _admit_late(
+    federation: Federation, waiting: Mapping[int, bytes], candidates: Candidates
+) -> None:
     """Late answers of this round: they answer another instruction, and are folded on this state."""
-    for client, payload in federation.ledger.late(call.round).items():
+    for client, payload in waiting.items():
         try:
             update = read_update(payload)
         except Refused as refusal:
             candidates.refuse(client, payload, str(refusal))
             continue
         counts = sample_counts(federation, update.round, [client])
-        then = replace(call, round=update.round, prior=update.prior, sample_counts=counts)
+        then = replace(
+            candidates.call, round=update.round, prior=update.prior, sample_counts=counts
+        )
         candidates.admit(FitResult(client, payload), then)
 
 
@@ -188,9 +193,10 @@ def _protection(
     federation: Federation, aggregator: Exchange, state: State, counts: SampleCounts, round: int
 ) -> Protection | None:
     """What is folded of private clients in place of what they sent."""
-    settings, same = federation.privacy, next(iter(counts.values()))
+    settings = federation.privacy
     if not settings.on:
         return None
+    same = next(iter(counts.values()))
     statistics, length = aggregator.exchange == STATISTICS, 1.0
     if statistics:
         sent, shape = aggregator.broadcast(state), federation.stream.image_shape

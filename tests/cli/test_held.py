@@ -19,12 +19,13 @@ from fedbnn.federation import server
 from fedbnn.federation.engines.flower import client, engine, wire
 from fedbnn.federation.engines.flower.server import Ended
 from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, read_update
+from fedbnn.methods.aggregation import TRAIN
 from fedbnn.report import figures
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
 from tests.cli.command import TINY, final
 from tests.cli.held import HOLDS, WORDS, hold, hold_tests, painted
-from tests.federation.grids import Fault, LocalGrid
+from tests.federation.grids import Fault, LocalGrid, crossed
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 ONE = "--stream.rounds_per_task 1 --stream.clients_per_round 4 --stream.samples_per_round 80"
@@ -169,6 +170,58 @@ def test_a_client_is_held_to_what_it_announced(places: Path) -> None:
     on_sites(places, f"{ONE} --gate.quorum 0.5", more)
     (record,) = run_dir.records(places / "sites")
     assert "the announcement said" in record["refused"]["2"]
+
+
+LATE = "--federation.late fold --federation.max_staleness 60 --gate.deadline_seconds 1 "
+LATE += "--gate.influence_cap null --gate.quorum 0.5 --head linear --stream.clients_per_round 4 "
+LATE += "--stream.samples_per_round 80"
+"""An order is good for a minute, however busy the machine: 60 rounds of a second each."""
+
+
+class Held:
+    """Client 2's answer to an exchange of round 1 comes in one of round 2."""
+
+    def __init__(self, held: str, comes: str, stop: int = 0) -> None:
+        self.held, self.comes, self.stop = (1, held), (2, comes), stop
+        self.waits: Message | None = None
+
+    def __call__(self, grid: LocalGrid, order: Message, reply: Message) -> Iterable[Message]:
+        asked, who = instruction(order), wire.read_order(order.content).client
+        now = asked.round, asked.exchange
+        if now == self.held and who == 2:
+            self.waits = reply
+            return []
+        if now == self.comes and self.waits:
+            grid.replies[self.waits.metadata.reply_to_message_id] = [crossed(self.waits)]
+            self.waits = None
+        gone = asked.round == self.stop and asked.exchange == TRAIN
+        return [Message(Error(2, "unreachable"), reply_to=order)] if gone else [reply]
+
+
+def test_a_late_factor_is_held_to_what_its_client_announced_in_its_own_round(places: Path) -> None:
+    """Whenever in the next round it comes, and if the round that folds it is played again."""
+    on_sites(places, LATE, Held(TRAIN, TRAIN))
+    unbroken = final((places / "sites").rename(places / "unbroken"))
+    with pytest.raises(Ended, match="exit code 5"):
+        on_sites(places, LATE, Held(TRAIN, ANNOUNCE, stop=3))
+    painted(places / "site2" / "shades" / "2", 5, 9, seed=3)
+    on_sites(places, "--resume sites")
+    assert final(places / "sites") == unbroken
+    first, second, third = run_dir.records(places / "sites")
+    assert first["failed"] == {"2": "no answer in time"}
+    assert second["failed"] == {"2": "is still busy with an earlier round"}
+    assert third["late"] == {"2": 2}
+    assert not first["refused"] | second["refused"] | third["refused"]
+
+
+def test_a_late_announcement_is_refused_by_name_and_its_client_takes_part_again(
+    places: Path,
+) -> None:
+    on_sites(places, LATE, Held(ANNOUNCE, ANNOUNCE))
+    first, second, third = run_dir.records(places / "sites")
+    assert first["failed"] == {"2": "no answer in time"}
+    assert second["refused"] == {"2": "late, and not an answer to train"}
+    assert not third["failed"] | third["refused"] | third["late"]
 
 
 LIES: dict[tuple[int, int], tuple[dict[str, Any], str]] = {

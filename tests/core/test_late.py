@@ -82,6 +82,7 @@ def slow(stream: Short) -> tuple[int, int]:
 
 
 Play = Callable[..., tuple[Federation, State]]
+Turns = Callable[..., tuple["Noted", State]]
 
 
 @pytest.fixture
@@ -148,6 +149,44 @@ def test_what_comes_too_late_is_refused_by_name(play: Play, slow: tuple[int, int
     noted, (number, client) = Noted(), slow
     play(delay=1, watchers=[noted], late=Late("fold", max_staleness=1))
     assert noted.records[number + 1]["refused"] == {str(client): "2 rounds late, the most is 1"}
+
+
+TURNS = {1: (0, 1), 2: (0, 2), 3: (0, 3), 4: (1, 2)}
+"""Clients 1 and 2 are late for their first rounds, and come together in the third."""
+
+
+@pytest.fixture
+def in_turns(federate: Federate, digits: FederatedStream) -> Turns:
+    """So many rounds of those turns, clients 1 and 2 so many late."""
+
+    def played(
+        rounds: int, delays: tuple[int, int] = (0, 0), waits: bytes = b""
+    ) -> tuple[Noted, State]:
+        noted, stream = Noted(), Short(digits, rounds, participants=TURNS.__getitem__)
+        how = {"gate": Gate(influence_cap=None), "late": Late("fold"), "watchers": [noted]}
+        federation, initial = federate(PRODUCT, local=FAST, stream=stream, **how)
+        for client in TURNS[4] if waits else ():
+            federation.ledger.keep_late(4, client, waits)
+        engine = Slow(Slow(federation.engine, 1, 1, delays[0]), 2, 2, delays[1])
+        return noted, server.run(replace(federation, engine=engine), initial)
+
+    return played
+
+
+def test_a_round_whose_clients_are_all_late_folds_them_and_asks_nobody(in_turns: Turns) -> None:
+    """After it the posterior is the one that clients on time have a round before."""
+    _, on_time = in_turns(3)
+    noted, folded_later = in_turns(4, (2, 1))
+    assert noted.records[4]["late"] == {"1": 3, "2": 2}
+    for name, tensor in on_time.tensors.items():
+        torch.testing.assert_close(folded_later[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_late_answers_that_are_all_refused_end_no_run(in_turns: Turns) -> None:
+    _, before = in_turns(3)
+    noted, after = in_turns(4, waits=b"garbage")
+    assert noted.records[4]["refused"].keys() == {"1", "2"}
+    assert sha(after) == sha(before)
 
 
 UPDATE = Update("run", 3, "train", 5, "asked", 1, {}, {"x": torch.ones(1)})
