@@ -23,7 +23,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("keys")
     blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     (made,) = [block for block in blocks if "-x509" in block]
-    stranger = 'ssh-keygen -q -t ecdsa -b 384 -N "" -f stranger\n'
+    stranger = 'ssh-keygen -q -t ecdsa -b 384 -N "" -f keys/stranger\n'
     subprocess.run(["bash", "-ec", made + stranger], cwd=home, check=True, capture_output=True)
     return home / "keys"
 
