@@ -3,17 +3,18 @@
 import os
 import signal
 import subprocess
-import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from fedbnn.federation.engines.flower.loopback import descendants
-from tests.cli.command import command, environment, final, process
+from fedbnn.federation.engines.flower.loopback import descendants, until
+from tests.cli.command import command, environment, final, process, started
 
 pytest.importorskip("ray", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+PATIENCE = 600.0
 ALONE = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
 LOOPBACK = 'ip link set lo up && exec "$0" "$@"'
 
@@ -24,18 +25,16 @@ def _namespace() -> None:
         pytest.skip("no network namespace can be made here, and Ray listens on every interface")
 
 
-def on_ray(home: Path, *words: str) -> "subprocess.Popen[str]":
+def on_ray(home: Path, *words: str) -> "AbstractContextManager[subprocess.Popen[str]]":
     simulated = command("--config", "tiny.yaml", "--engine", "flower", *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(
-        [*ALONE, LOOPBACK, *simulated], cwd=home, env=environment(), text=True, **pipes
-    )
+    return started([*ALONE, LOOPBACK, *simulated], home, env=environment(), text=True, **pipes)
 
 
 def test_a_simulated_run_ends_in_the_bytes_of_serial(home: Path) -> None:
     assert process(home, "--config", "tiny.yaml", "--run_dir", "serial").returncode == 0
-    running = on_ray(home, "--run_dir", "ray", "--engine.cpus", "0.5")
-    said, _ = running.communicate(timeout=280)
+    with on_ray(home, "--run_dir", "ray", "--engine.cpus", "0.5") as running:
+        said, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, said
     assert "DEPRECATED" not in said
     assert final(home / "ray") == final(home / "serial")
@@ -44,19 +43,14 @@ def test_a_simulated_run_ends_in_the_bytes_of_serial(home: Path) -> None:
 
 def test_a_simulated_run_that_is_stopped_leaves_nothing_behind_and_goes_on(home: Path) -> None:
     assert process(home, "--config", "tiny.yaml", "--run_dir", "serial").returncode == 0
-    running = on_ray(home, "--run_dir", "ray")
-    end = time.monotonic() + 200
-    while not [*home.glob("ray/state/round-*")] and time.monotonic() < end:
-        time.sleep(0.05)
-    session = set(descendants(running.pid))
-    os.kill(running.pid, signal.SIGTERM)
-    said, _ = running.communicate(timeout=90)
+    with on_ray(home, "--run_dir", "ray") as running:
+        until("the first round", lambda: [*home.glob("ray/state/round-*")], PATIENCE)
+        session = set(descendants(running.pid))
+        os.kill(running.pid, signal.SIGTERM)
+        said, _ = running.communicate(timeout=PATIENCE)
     assert running.returncode == 143, said
     assert "go on with: python train.py --resume ray" in said
     assert len(session) > 2
-    end = time.monotonic() + 30
-    while left := [pid for pid in session if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.2)
+    until("their end", lambda: not [pid for pid in session if Path(f"/proc/{pid}").exists()], 60)
     assert process(home, "--resume", "ray", "--engine", "serial").returncode == 0
     assert final(home / "ray") == final(home / "serial")
