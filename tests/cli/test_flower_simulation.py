@@ -28,7 +28,8 @@ def _namespace() -> None:
 def on_ray(home: Path, *words: str) -> "AbstractContextManager[subprocess.Popen[str]]":
     simulated = command("--config", "tiny.yaml", "--engine", "flower", *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return started([*ALONE, LOOPBACK, *simulated], home, env=environment(), text=True, **pipes)
+    ours = environment(RAY_worker_niceness="0")  # where others are busy, Ray would wait for them
+    return started([*ALONE, LOOPBACK, *simulated], home, env=ours, text=True, **pipes)
 
 
 def test_a_simulated_run_ends_in_the_bytes_of_serial(home: Path) -> None:
