@@ -11,7 +11,7 @@ from tests.deployment.machines import Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def test_three_sites_end_in_the_bytes_of_serial(machines: Machines, expected: str) -> None:

@@ -12,7 +12,7 @@ from tests.deployment.machines import Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FAULTS = ["", "cut", "echo", "twice", "hang", "deaf"]
 HONEST, CUT, ECHO, TWICE, HANG, DEAF = map(str, range(6))
 HOSTILE = Path(__file__).parent / "hostile"

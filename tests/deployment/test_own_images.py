@@ -13,7 +13,7 @@ from tests.deployment.machines import SMALL, Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 WORDS = "--config small.yaml --stream.partition held --stream.sources folder:shades --stream.size 8"
 WORDS += " --stream.tasks 1 --stream.rounds_per_task 2 --stream.samples_per_round 36"
 

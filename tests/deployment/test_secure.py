@@ -13,7 +13,7 @@ from tests.deployment.machines import Machines
 
 pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 PAGE = (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedbnn.errors import FederationError
 
-HOST, PATIENCE, LOOK_SECONDS = "127.0.0.1", 420.0, 0.2
+HOST, PATIENCE, LOOK_SECONDS = "127.0.0.1", 900.0, 0.2
 BIN = Path(sys.executable).parent
 SERVER, CLIENT = "flwr-serverapp", "flwr-clientapp"
 """The programs that Flower starts for a run, and for an order."""
