@@ -16,10 +16,11 @@ pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from fedbnn.cli import flower, site
+from fedbnn.cli import bench_sites, flower, site
 from fedbnn.cli.main import main
 from fedbnn.federation.engines.flower import client, engine, wire
 from fedbnn.federation.engines.flower.server import Ended
+from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
 from tests.cli.command import final
 from tests.federation.grids import Fault, LocalGrid
@@ -181,3 +182,17 @@ def test_the_server_never_sees_an_image_that_a_site_trains_on(home: Path) -> Non
     run = {"fedbnn": f"--config tiny.yaml {words} {other} --run_dir sites"}
     flower.server(grid, Context(7, 0, {}, RecordDict(), run))
     assert final(home / "sites") == final(home / "serial")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_slow_site_of_the_bench_answers_the_same_so_much_later(home: Path) -> None:
+    words = "--head linear --stream.rounds_per_task 1"
+    assert main(["train", "--config", "tiny.yaml", *words.split(), "--run_dir", "serial"]) == 0
+    written: dict[str, Any] = {}
+    exec(bench_sites.APP, written)
+    grid = LocalGrid(written["app"], {1: {"bench.seconds": 0.2}})
+    run = {"fedbnn": f"--config tiny.yaml {words} --run_dir slow"}
+    flower.server(grid, Context(7, 0, {}, RecordDict(), run))
+    assert final(home / "slow") == final(home / "serial")
+    for line in run_dir.records(home / "slow"):
+        assert line["seconds"]["train"] > 0.2 * len(line["clients"]) == 0.4
