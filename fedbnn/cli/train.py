@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -58,8 +58,8 @@ def main(argv: Sequence[str], engine: Engines | None = None) -> int:
     if parsed.flags.dry_run:
         return _dry_run(parsed)
     others = _beside(argv, parsed)
-    if others:
-        parsed = parse(["--report=false", *argv])
+    if others and "report" not in parsed.flags.asked:
+        parsed = replace(parsed, values={**parsed.values, "report": False})
     return _train(parsed, others, engine)
 
 
