@@ -1,8 +1,10 @@
-"""A run without what is made of it, for scripts that play many: its last state, and its records."""
+"""Runs without pages and pictures, for scripts that play many of them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import fedbnn
 from fedbnn.evaluation.evaluate import Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.experiment import Experiment, budget
@@ -10,6 +12,16 @@ from fedbnn.federation.parts import Federation
 from fedbnn.state import State
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
+
+
+def results(config: str, out: Path, **settings: Any) -> dict[str, Any]:
+    """What a run in this directory achieved; it is begun or gone on with if it has to be."""
+    if not (out / "results.json").is_file():
+        begun = {"resume": str(out)} if (out / "state" / "config.json").is_file() else {}
+        told = {"run_dir": str(out), "report": False, "track.wandb": "off", **settings, **begun}
+        fedbnn.run(config, **told)
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
 
 
 def played(made: Experiment) -> tuple[State, list[dict[str, Any]]]:
