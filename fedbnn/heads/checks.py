@@ -8,12 +8,14 @@ eigenvalue in the scatter within classes
 
 up to what float32 rounds away. Features that were invented as a whole satisfy all of it. But class
 means m_kc of clients k scatter as their images do: with S the variance of all features within
-classes, and the mean r_c of n_rc images that the server or the other clients know of,
+classes, and the mean r_c of n_rc images that the server or another client knows of,
 
     D_kc^2 = |m_kc - r_c|^2 / (S (1 / n_kc + 1 / n_rc))                   about 1
     trust_k = 1 for max_c D_kc <= 4, falling to 0 at twice that
 
-so nobody moves a class more than four times as far as the images it announced do by chance.
+by the server's mean or by the lower median over the other clients, whichever is nearer: so nobody
+moves a class more than four times as far as the images it announced do by chance, and one liar does
+not make an honest client look far from the others.
 """
 
 import math
@@ -117,16 +119,17 @@ def _distance(
 ) -> Tensor:
     """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
     mean, images = own.only(name)
-    theirs = [one.only(name) for one in others if name in one.classes]
-    references = [known.only(name)] if known is not None and name in known.classes else []
-    if len(theirs) >= 2:
-        typical = torch.stack([each for each, _ in theirs]).median(0).values
-        references.append((typical, lower_median([count for _, count in theirs])))
-    if not images or not references:
+
+    def gap(one: ClassMeans) -> Tensor:
+        there, count = one.only(name)
+        return (mean - there).norm(dim=1) / math.sqrt(1 / images + 1 / max(count, 1.0))
+
+    server = [known] if known is not None and name in known.classes else []
+    holders = [one for one in others if name in one.classes]
+    if not images or len(holders) + 2 * len(server) < 2:
         return mean.new_zeros(len(mean))
-    errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
-    gaps = [(mean - there).norm(dim=1) for there, _ in references]
-    return torch.stack([gap / error for gap, error in zip(gaps, errors, strict=True)]).amin(0)
+    far = torch.stack([gap(one) for one in holders or server]).sort(0).values
+    return torch.stack([far[(len(far) - 1) // 2], *map(gap, server)]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:

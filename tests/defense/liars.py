@@ -1,7 +1,6 @@
 """One client of every round that lies, on whole runs of the quickstart, and what it sends.
 
-Runs that differ in a lie share all that is honest: an answer is remembered by what was asked, so
-what two runs have in common, the rounds before a lie or after a refused one, is trained once.
+Runs that differ in a lie share all that is honest.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,30 +17,12 @@ from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.heads import factor
 from fedbnn.messages import FitInstruction, FitResult, Update, class_counts, read_update
-from fedbnn.state import digest
+from fedbnn.stream import Stream
+from results.quick import Asked, Remembering
 
 Results = dict[str, Any]
 Lie = Callable[[Update], Update]
-Asked = tuple[str, int, str]
-
-
-@dataclass(frozen=True)
-class Remembering:
-    """An engine that answers what it was asked before as it did then."""
-
-    engine: Engine
-    known: dict[Asked, Answer]
-
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
-        whole = digest(payload)
-        for client in clients:
-            asked = (whole, client, digest(private(client) or b""))
-            if asked not in self.known:
-                [self.known[asked]] = self.engine.gather(payload, [client], private)
-            yield self.known[asked]
-
-    def close(self) -> None:
-        self.engine.close()
+When = Callable[[Stream], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -52,12 +33,14 @@ class Lying:
     exchange: str
     lie: Lie
     rounds: Sequence[int]
+    told: set[int]
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
         asked = FitInstruction.from_bytes(payload)
         attacked = asked.exchange == self.exchange and asked.round in self.rounds
         for answer in self.engine.gather(payload, clients, private):
             if attacked and answer.client == clients[0] and isinstance(answer, FitResult):
+                self.told.add(asked.round)
                 forged = self.lie(read_update(answer.update))
                 answer = replace(answer, update=forged.to_bytes())
             yield answer
@@ -78,19 +61,23 @@ class Runs:
     def honest(self) -> Results:
         """Where nobody lies, once."""
         if not self.honest_results:
-            self.honest_results = self._played(self.folder / "honest", lambda engine: engine)
+            self.honest_results = self._played(self.folder / "honest", lambda engine, _: engine)
         return self.honest_results
 
-    def with_liar(self, exchange: str, lie: Lie, rounds: Sequence[int], folder: Path) -> Results:
-        """With one client that lies in an exchange of these rounds."""
-        return self._played(folder, lambda engine: Lying(engine, exchange, lie, rounds))
+    def with_liar(self, exchange: str, lie: Lie, when: When, folder: Path) -> Results:
+        """With one client that lies in an exchange of some rounds, in which there is one."""
+        told: set[int] = set()
+        found = self._played(folder, lambda e, s: Lying(e, exchange, lie, when(s), told))
+        assert told, "nobody lied"
+        return found
 
-    def _played(self, folder: Path, around: Callable[[Engine], Engine]) -> Results:
+    def _played(self, folder: Path, around: Callable[[Engine, Stream], Engine]) -> Results:
         words = ["--config", "quickstart", "--method", self.method, "--beside", "[]"]
         words += ["--head.filters", "50"] if self.method == "exact" else []
         words += ["--evaluate.every", "0", "--run_dir", str(folder)]
         made = compose(parse(words), folder)
-        return experiment.run(replace(made, engine=around(Remembering(made.engine, self.known))))
+        engine = around(Remembering(made.engine, self.known), made.stream)
+        return experiment.run(replace(made, engine=engine))
 
 
 def every(change: Callable[[Tensor], Tensor]) -> Lie:

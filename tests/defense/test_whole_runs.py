@@ -4,22 +4,22 @@ In every round that is attacked the first of the clients asked lies, whoever it 
 always there. Everybody else is honest, and counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import figures
-from tests.defense.liars import ABOUT_CLASSES, LIES, Results, Runs
+from tests.defense.liars import ABOUT_CLASSES, LIES, Results, Runs, When
 
-POINTS, ROUNDS = 3.0, 30
-WHEN: dict[str, Sequence[int]] = {
-    "the last round": (ROUNDS,),
-    "one in the middle": (18,),
-    "all rounds": range(1, ROUNDS + 1),
+POINTS = 3.0
+WHEN: dict[str, When] = {
+    "the last round": lambda stream: stream.task_ends()[-1:],
+    "one in the middle": lambda stream: stream.task_ends()[2:3],
+    "all rounds": lambda stream: range(1, stream.rounds + 1),
 }
-"""Tasks end after rounds 6, 12, ..., 30, where importances are exchanged."""
+"""Importances are exchanged where tasks end."""
 
 
 @pytest.fixture(scope="module")
