@@ -101,13 +101,16 @@ class ClassMeans:
 
 
 def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
-    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'."""
+    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'.
+
+    S is the median over all clients, which one liar of three does not move.
+    """
     found: Apart = {}
+    by_space = zip(*(one.variance.tolist() for one in clients.values()), strict=True)
+    variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]
-        by_space = zip(*(one.variance.tolist() for one in others), strict=True)
-        variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
-        far = [_distance(own, name, others, known) for name in own.classes] if len(variance) else []
+        far = [_distance(own, name, others, known) for name in own.classes]
         longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
         ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
         found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
