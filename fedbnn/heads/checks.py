@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
+APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 20.0, 0.2, 1.7
 Apart = dict[int, tuple[float, str]]
+Counts = Mapping[int, Mapping[str, int]]
 FAR = "a class lies farther out than its images can"
 
 
@@ -125,7 +126,8 @@ def _distance(
 
     def gap(one: ClassMeans) -> Tensor:
         there, count = one.only(name)
-        return (mean - there).norm(dim=1) / math.sqrt(1 / images + 1 / max(count, 1.0))
+        apart: Tensor = (mean - there).norm(dim=1)
+        return apart / math.sqrt(1 / images + 1 / max(count, 1.0))
 
     server = [known] if known is not None and name in known.classes else []
     holders = [one for one in others if name in one.classes]
@@ -151,6 +153,35 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
         usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
         ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
         found[client] = max(ratios, default=0.0) / LONG, name
+    return found
+
+
+def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name: str) -> Apart:
+    """How far a row of a client stands from those that others have for the class: limit 1.7.
+
+    Of a class with K >= 3 holders, as with whole updates: s_k = median_j |w_k - w_j|, and
+
+        u_k = s_k / max(median_j s_j, median_j |w_j| / 8) (2 / K)^(1/2) min(n_k / n, n / n_k)^(1/2)
+
+    for rows that hardly move any more are alike; n_k are the images of the class.
+    """
+    found: Apart = {}
+    for one in {held for own in rows.values() for held in own}:
+        holders = [client for client, own in rows.items() if one in own and counts[client][one]]
+        if len(holders) < 3:
+            continue
+        stacked = torch.stack([rows[client][one].double() for client in holders])
+        apart = torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
+        long, every = stacked.norm(dim=1).tolist(), range(len(holders))
+        images = [counts[client][one] for client in holders]
+        far = [lower_median([float(apart[k, j]) for j in every if j != k]) for k in every]
+        for k, client in enumerate(holders):
+            others = ([of[j] for j in every if j != k] for of in (far, long, images))
+            usual, length, many = map(lower_median, others)
+            alike = 2 / len(holders) * min(images[k] / many, many / images[k])
+            if most := PULL * max(usual, length / 8):
+                ratio = far[k] / most * math.sqrt(alike), name
+                found[client] = max(found.get(client, ratio), ratio)
     return found
 
 

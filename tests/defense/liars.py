@@ -16,7 +16,7 @@ from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.heads import factor
-from fedbnn.messages import FitInstruction, FitResult, Update, class_counts, read_update
+from fedbnn.messages import Failure, FitInstruction, FitResult, Update, class_counts, read_update
 from fedbnn.stream import Stream
 from results.quick import Asked, Remembering
 
@@ -49,6 +49,17 @@ class Lying:
         self.engine.close()
 
 
+class Silent(Lying):
+    """The same client does not answer at all: what nobody can prevent."""
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        asked = FitInstruction.from_bytes(payload)
+        attacked = asked.exchange == self.exchange and asked.round in self.rounds
+        yield from self.engine.gather(payload, clients[attacked:], private)
+        if attacked:
+            yield Failure(clients[0], "silent")
+
+
 @dataclass
 class Runs:
     """Runs of one method; results by lie, and what clients answered in any of them."""
@@ -56,13 +67,25 @@ class Runs:
     method: str
     folder: Path
     known: dict[Asked, Answer] = field(default_factory=dict)
-    honest_results: Results = field(default_factory=dict)
+    without_lies: dict[tuple[str, str], Results] = field(default_factory=dict)
 
     def honest(self) -> Results:
         """Where nobody lies, once."""
-        if not self.honest_results:
-            self.honest_results = self._played(self.folder / "honest", lambda engine, _: engine)
-        return self.honest_results
+        return self._once(("", ""), lambda engine, _: engine)
+
+    def silent(self, exchange: str, named: str, when: When) -> Results:
+        """Where the liar does not answer in these rounds, once."""
+
+        def around(engine: Engine, stream: Stream) -> Engine:
+            return Silent(engine, exchange, _same, when(stream), set())
+
+        return self._once((exchange, named), around)
+
+    def _once(self, name: tuple[str, str], around: Callable[[Engine, Stream], Engine]) -> Results:
+        if name not in self.without_lies:
+            folder = self.folder / "-".join(["nobody lies", *name]).replace(" ", "_")
+            self.without_lies[name] = self._played(folder, around)
+        return self.without_lies[name]
 
     def with_liar(self, exchange: str, lie: Lie, when: When, folder: Path) -> Results:
         """With one client that lies in an exchange of some rounds, in which there is one."""
@@ -87,6 +110,11 @@ def every(change: Callable[[Tensor], Tensor]) -> Lie:
         return replace(update, tensors={name: change(one) for name, one in update.tensors.items()})
 
     return lie
+
+
+def _same(update: Update) -> Update:
+    """No lie."""
+    return update
 
 
 def _rolled(tensor: Tensor) -> Tensor:
