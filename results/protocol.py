@@ -17,13 +17,20 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+
+import fedbnn
 
 Trials = dict[float, float]
 REGIMES = ("task_aware", "class_agnostic")
@@ -88,37 +95,45 @@ class Runs:
     data_dir: str
     jobs: int
 
-    def compare(self, out: Path, methods: Sequence[str], *words: str, **more: Any) -> None:
-        """`fedbnn compare` with what all runs of the protocol share, or those of one method."""
+    def settings(self, method: str) -> dict[str, Any]:
+        """What all runs share, and what wins over it for this method."""
+        common = {key: value for key, value in self.protocol.shared.items() if ":" not in key}
         where = {"stream.data_dir": self.data_dir, "track.wandb": "off"}
-        shared = {**self.protocol.shared, **where, **more}
-        ours = {key: value for key, value in shared.items() if _of(key) in (None, *methods)}
-        given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "fedbnn", "compare", "--config", self.protocol.config]
-        command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given, *words]
-        subprocess.run([*command, "--out", str(out)], check=True)
+        return {**common, **where, **_own(self.protocol.shared, method)}
 
-    def score(self, method: str, knob: str, value: float) -> float:
-        """One trial on the validation split, in percent."""
-        seed, out = self.protocol.tuning_seed, self.folder / "tuning" / method
-        words = ["--seeds", str(seed), "--sweep", f"{method}:{knob}={value:g}"]
-        only = {"stream.validation": "true", "evaluate.every": 0, **self.protocol.tuning}
-        self.compare(out, [method], *words, **only)
-        found = json.loads((out / f"{method}-s{seed}-{value:g}" / "results.json").read_text())
+    def score(self, method: str, value: float) -> float:
+        """One trial on the validation split, in percent; finished before, it is only read."""
+        out = self.folder / "tuning" / method / f"{value:g}"
+        if not (out / "results.json").is_file():
+            knob = self.protocol.methods[method]
+            assert knob is not None
+            only = {"stream.validation": True, "evaluate.every": 0, **self.protocol.tuning}
+            told: dict[str, Any] = {"seed": self.protocol.tuning_seed, "run_dir": str(out)}
+            begun = {"resume": str(out)} if (out / "state" / "config.json").is_file() else {}
+            words = self.settings(method) | only | told | {knob[0]: value, "report": False} | begun
+            fedbnn.run(self.protocol.config, method=method, **words)
+        found = json.loads((out / "results.json").read_text())
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
+    def trials(self, method: str) -> Trials:
+        """All trials of a method; what they say is in tuning/METHOD.txt."""
+        knob = self.protocol.methods[method]
+        assert knob is not None
+        (self.folder / "tuning").mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(1)
+        with (self.folder / "tuning" / f"{method}.txt").open("a") as said, redirect_stdout(said):
+            return search(knob[1], self.protocol.budget, partial(self.score, method))
+
     def tuned(self) -> dict[str, Trials]:
-        """The trials of every method that has a knob."""
-        found = {}
-        for method, knob in self.protocol.methods.items():
-            if knob is not None:
-                name, grid = knob
-
-                def score(value: float, method: str = method, name: str = name) -> float:
-                    return self.score(method, name, value)
-
-                found[method] = search(grid, self.protocol.budget, score)
+        """The trials of every method that has a knob, so many methods at a time."""
+        found: dict[str, Trials] = {}
+        knobs = [method for method, knob in self.protocol.methods.items() if knob is not None]
+        with ProcessPoolExecutor(self.jobs, get_context("fork")) as pool:
+            for method, trials in zip(knobs, pool.map(self.trials, knobs), strict=True):
+                found[method] = trials
                 self.write(found)
+                best = max(trials, key=trials.__getitem__)
+                print(f"{method}: {trials[best]:.2f} at {best:g}", flush=True)
         return found
 
     def write(self, found: Mapping[str, Trials]) -> None:
@@ -136,12 +151,23 @@ class Runs:
 
     def table(self, found: Mapping[str, Trials]) -> None:
         """The comparison on the test split, every method at its winner."""
-        words = ["--seeds", ",".join(map(str, self.protocol.seeds))]
+        methods, settings = [*self.protocol.methods], {**self.protocol.shared}
         for method, trials in found.items():
             knob = self.protocol.methods[method]
             assert knob is not None
-            words += ["--set", f"{method}:{knob[0]}={max(trials, key=trials.__getitem__):g}"]
-        self.compare(self.folder / "table", [*self.protocol.methods], *words)
+            settings[f"{method}:{knob[0]}"] = max(trials, key=trials.__getitem__)
+        ours = {key: value for key, value in settings.items() if _of(key) in (None, *methods)}
+        ours |= {"stream.data_dir": self.data_dir, "track.wandb": "off"}
+        given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
+        command = [sys.executable, "-m", "fedbnn", "compare", "--config", self.protocol.config]
+        command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given]
+        command += ["--seeds", ",".join(map(str, self.protocol.seeds))]
+        subprocess.run([*command, "--out", str(self.folder / "table")], check=True)
+
+
+def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The settings of one method alone."""
+    return {key.partition(":")[2]: settings[key] for key in settings if _of(key) == method}
 
 
 def _of(key: str) -> str | None:

@@ -1,8 +1,6 @@
 """`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in tables."""
 
 import os
-import subprocess
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from jsonargparse.typing import PositiveInt
 from rich import progress
 from rich.console import Console
 
-from fedbnn.cli.beside import PATIENCE_SECONDS, environment
+from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.errors import ConfigError
@@ -27,7 +25,7 @@ from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
-LOOK_SECONDS, PLAIN_SECONDS, SPEED_SECONDS = 0.5, 30.0, 600.0
+PLAIN_SECONDS, SPEED_SECONDS = 30.0, 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -134,10 +132,6 @@ class Cell:
         begun = {"resume": where} if (self.directory / "state/config.json").is_file() else {}
         return [*(f"--config={file}" for file in config), *flags(own | begun)]
 
-    def command(self, config: Sequence[str]) -> list[str]:
-        """The process that runs it."""
-        return [sys.executable, "-m", "fedbnn", "train", *self.words(config)]
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -201,7 +195,7 @@ class Pool:
     config: Sequence[str]
     jobs: int
     logs: Path
-    running: dict[Cell, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    running: dict[Cell, Player] = field(default_factory=dict)
     failures: dict[Cell, tuple[int, str]] = field(default_factory=dict)
 
     def run(self, cells: Sequence[Cell], watch: Callable[["Pool"], None]) -> None:
@@ -219,14 +213,13 @@ class Pool:
             self._end_all()
 
     def _start(self, cell: Cell) -> None:
-        command, apart = cell.command(self.config), environment()
         with self._log(cell).open("ab") as log:
-            self.running[cell] = subprocess.Popen(command, stdout=log, stderr=log, env=apart)
+            self.running[cell] = Player([cell.words(self.config)], log, log)
 
     def _collect(self) -> None:
         """Take note of the cells that have ended."""
-        for cell, process in list(self.running.items()):
-            if (code := process.poll()) is not None:
+        for cell, player in list(self.running.items()):
+            if (code := player.poll()) is not None:
                 del self.running[cell]
                 if code or not cell.finished:
                     said = self._log(cell).read_text(errors="replace").strip() or "no word"
@@ -237,14 +230,11 @@ class Pool:
 
     def _end_all(self) -> None:
         """However a comparison ends, no process is left behind: asked first, then made to."""
-        for process in self.running.values():
-            process.terminate()
+        for player in self.running.values():
+            player.stop()
         end = time.monotonic() + PATIENCE_SECONDS
-        for process in self.running.values():
-            try:
-                process.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        for player in self.running.values():
+            player.end(max(0.1, end - time.monotonic()))
 
 
 class GridProgress:
@@ -255,7 +245,11 @@ class GridProgress:
         moving = progress.BarColumn(bar_width=30), progress.MofNCompleteColumn()
         times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
         columns = ("{task.description}", *moving, *times, "{task.fields[note]}")
-        how: Any = {"transient": True, "speed_estimate_period": SPEED_SECONDS}
+        how: Any = {
+            "transient": True,
+            "speed_estimate_period": SPEED_SECONDS,
+            "auto_refresh": False,
+        }
         disable = not screen.is_terminal
         self.bar = progress.Progress(*columns, console=screen, disable=disable, **how)
         total, done = sum(cell.rounds for cell in cells), sum(cell.done() for cell in cells)
@@ -266,7 +260,7 @@ class GridProgress:
         done = sum(cell.done() for cell in self.cells)
         note = ", ".join(f"{cell.name} {cell.done()}/{cell.rounds}" for cell in pool.running)
         task = self.bar.tasks[0]
-        self.bar.update(task.id, completed=done, note=note)
+        self.bar.update(task.id, completed=done, note=note, refresh=True)
         if not self.screen.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
             self._said, seconds = time.monotonic(), task.time_remaining
             left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left; "

@@ -43,6 +43,7 @@ DIRECTORY = "directory of the run; null is the first free one of runs/NAME, runs
 EPOCHS = "client.epochs says how often a client goes through its images"
 MACHINES = "a client trains on one machine; give other machines clients of their own"
 
+
 @dataclass(frozen=True)
 class Tracked(Track):
     __doc__ = Track.__doc__

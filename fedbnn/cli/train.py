@@ -12,16 +12,16 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
-from fedbnn.cli import beside
+from fedbnn.cli import apart
 from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
@@ -57,7 +57,10 @@ def main(argv: Sequence[str], engine: Engines | None = None) -> int:
     parsed = parse(argv)
     if parsed.flags.dry_run:
         return _dry_run(parsed)
-    return _train(_beside(argv, parsed) or [parsed], engine)
+    others = _beside(argv, parsed)
+    if others and "report" not in parsed.flags.asked:
+        parsed = replace(parsed, values={**parsed.values, "report": False})
+    return _train(parsed, others, engine)
 
 
 def parse(argv: Sequence[str]) -> Parsed:
@@ -87,36 +90,37 @@ def _dry_run(parsed: Parsed) -> int:
     return 0
 
 
-def _beside(argv: Sequence[str], parsed: Parsed) -> list[Parsed]:
-    """It and the other methods it names, unless the user chose one method or one run.
+def _beside(argv: Sequence[str], parsed: Parsed) -> dict[str, list[str]]:
+    """The other methods it names, unless the user chose one method or one run: words by name.
 
     One page shows all of them: they have none of their own unless that is asked for.
     """
     if parsed.flags.resume or "method" in parsed.flags.asked:
-        return []
+        return {}
     others = [entry.split() for entry in parsed["beside"]]
     chosen = [words for words in others if words[:1] != [parsed["method"]["name"]]]
-    ways: list[list[str]] = [[], *(["--method", *words] for words in chosen)]
-    return [parse(["--report=false", *argv, *words]) for words in ways] if chosen else []
+    return {words[0]: ["--report=false", *argv, "--method", *words] for words in chosen}
 
 
-def _train(wanted: Sequence[Parsed], engine: Engines | None) -> int:
+def _train(first: Parsed, others: Mapping[str, Sequence[str]], engine: Engines | None) -> int:
     """Each run in its own directory, several at a time; after them, what they say together.
 
     What cannot be composed is refused before anything is started.
     """
-    first = run_directory(wanted[0])
-    names = [first.name, *(f"{first.name}-{one['method']['name']}" for one in wanted[1:])]
-    runs = list(zip(wanted, [first.with_name(name) for name in names], strict=True))
-    hands = 1 if engine else beside.hands([parsed.values for parsed in wanted])
-    mine, *theirs = ([runs[one] for one in pile] for pile in beside.dealt(len(runs), hands))
-    composed = (compose(one, path, bool(one.flags.resume), engine) for one, path in mine)
+    named = run_directory(first)
+    directories = [named, *(named.with_name(f"{named.name}-{name}") for name in others)]
+    told = zip(others.values(), directories[1:], strict=True)
+    words = [[], *([*words, "--run_dir", str(place)] for words, place in told)]
+    wanted = [first, *map(parse, words[1:])]
+    hands = 1 if engine else apart.hands([parsed.values for parsed in wanted])
+    mine, *theirs = apart.dealt(len(wanted), hands)
+    resumed = bool(first.flags.resume)
+    composed = (compose(wanted[one], directories[one], resumed, engine) for one in mine)
     played = map(alone, chain([next(composed)], composed))
-    with beside.helping([[(one.values, path) for one, path in pile] for pile in theirs]) as helpers:
-        code = next(filter(None, chain(played, (helper.wait() for helper in helpers))), 0)
-    if not code and len(runs) > 1:
-        directories = [directory for _, directory in runs]
-        written = page.write(directories, first / "beside", str(wanted[0]["name"]))
+    with apart.beside([[words[one] for one in pile] for pile in theirs]) as codes:
+        code = next(filter(None, chain(played, codes)), 0)
+    if not code and others:
+        written = page.write(directories, named / "beside", str(first["name"]))
         averages = tables.averages(list(map(page.results_of, directories)))
         console.show([averages], f"side by side  {written.page}")
     return code

@@ -81,8 +81,7 @@ def surprise(runs: Runs) -> Figure | None:
     axes, strip = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (4, 1)})
     curves = {name: [run["surprise"] for run in mine] for name, mine in by_method(told).items()}
     _draw_curves(axes, curves, _looks(runs))
-    said = "entropy of predictions (1: none is likelier)"
-    axes.set(title="Drift without labels: the images of the next round", ylabel=said)
+    axes.set(title="Drift without labels: the images of the next round", ylabel="mean entropy")
     axes.set_ylim(bottom=0)
     _draw_tasks(strip, runs)
     return style.legend_below(figure)

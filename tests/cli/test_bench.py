@@ -30,6 +30,7 @@ def test_a_step_is_measured_against_the_standard_one(
     )
 
 
+@pytest.mark.slow
 def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Path, capsys) -> None:
     assert (
         fedbnn(
@@ -93,6 +94,7 @@ def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> Non
     assert json.loads((home / "overhead.json").read_text())["rows"][0]["rounds"] == 1
 
 
+@pytest.mark.slow
 def test_memory_is_read_after_each_round_of_a_run_of_its_own(home: Path, capsys) -> None:
     asked = ("--config", "tiny.yaml", "--repeats", 4, "--out", "memory.json")
     assert fedbnn("bench", "memory", *asked) == 0

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,42 +18,32 @@ from fedbnn.cli.compare import PLAIN_SECONDS, Cell, GridProgress, Sweep, options
 from fedbnn.cli.compare import grid as cells
 from fedbnn.cli.compose import SCHEMA
 from fedbnn.config.parse import parse
+from fedbnn.errors import ConfigError
 from fedbnn.storage import run_dir
 from tests.cli.command import environment, fedbnn, files, started
 
-STAND_IN = """
-import shutil, sys
-made, directory, failing = sys.argv[1:]
-if failing in directory:
-    sys.exit("error: a client sat on the cable")
-shutil.copytree(made, directory)
-"""
-
 
 @pytest.fixture
-def stand_ins(
-    finished: Path,
-    home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[str]:
-    """In the place of each run a process that copies a finished one, under another name.
+def stand_ins(finished: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each run copies a finished one, in its own process and under its own name.
 
     It fails where a name in this list is part of its own.
     """
     failing: list[str] = []
 
-    def command(cell: Cell, _config: list[str]) -> list[str]:
-        made = tmp_path_factory.mktemp("made") / cell.name
-        shutil.copytree(finished, made)
-        results = json.loads((made / "results.json").read_text())
-        results |= {"method": cell.method, "seed": cell.seed}
-        (made / "results.json").write_text(json.dumps(results))
-        run_dir.sealed_again(made, [made / "results.json"])
-        told = [made, cell.directory, next(iter(failing), "nothing")]
-        return [sys.executable, "-c", STAND_IN, *map(str, told)]
+    def copied(words: Sequence[str]) -> int:
+        said = dict(zip(words[1::2], words[2::2], strict=True))
+        directory = Path(said["--run_dir"])
+        if any(name in directory.name for name in failing):
+            raise ConfigError("a client sat on the cable", "cable", "lift it")
+        shutil.copytree(finished, directory)
+        results = json.loads((directory / "results.json").read_text())
+        results |= {"method": said["--method"], "seed": int(said["--seed"])}
+        (directory / "results.json").write_text(json.dumps(results))
+        run_dir.sealed_again(directory, [directory / "results.json"])
+        return 0
 
-    monkeypatch.setattr(Cell, "command", command)
+    monkeypatch.setattr("fedbnn.cli.train.main", copied)
     monkeypatch.setattr("fedbnn.cli.compare.LOOK_SECONDS", 0.05)
     return failing
 
@@ -103,9 +94,12 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
     home: Path, stand_ins: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_ins.append("fedavg-s1")
-    assert compare("--methods fedbnn,fedavg --seeds 0,1 --out grid") == 1
+    assert compare("--methods fedbnn,fedavg --seeds 0,1 --out grid") == 2
     shown = capsys.readouterr().out
-    assert "fedavg-s1 failed with exit code 1: error: a client sat on the cable\n" in shown
+    assert (
+        "fedavg-s1 failed with exit code 2: error: a client sat on the cable (cable); lift it\n"
+        in shown
+    )
     assert shown.count(" failed ") == 1
     assert (home / "grid" / "tables.md").is_file()
     assert "a client sat on the cable" in (home / "grid" / "logs" / "fedavg-s1.txt").read_text()

@@ -1,5 +1,4 @@
-"""Sites that hold nothing but their own images: same bytes as one box, and no image on the server.
-"""
+"""Sites that hold nothing but their own images: bytes of one box, and no image on the server."""
 
 from collections.abc import Iterable
 from contextlib import chdir

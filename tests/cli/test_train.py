@@ -130,6 +130,7 @@ def test_printed_and_kept_configurations_run_to_the_same_state_each_in_a_directo
     assert files(finished) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_processes_engine_ends_in_the_same_bytes(finished: Path, home: Path) -> None:
     assert (
@@ -139,6 +140,7 @@ def test_the_processes_engine_ends_in_the_same_bytes(finished: Path, home: Path)
     assert final(home / "runs" / "tiny") == final(finished)
 
 
+@pytest.mark.slow
 def test_judging_both_heads_gives_what_a_run_with_linear_rows_gives(home: Path) -> None:
     """The head does not change the training, so one run answers for two."""
     short = (

@@ -133,6 +133,7 @@ def test_a_file_in_the_place_of_the_run_directory_is_exit_4(
     assert (tmp_path / "run").read_text() == "in the way"
 
 
+@pytest.mark.slow
 def test_workers_give_the_bytes_of_one_process_also_when_they_take_over(
     run_dir: Path, unbroken: Path, resumed: Spoken
 ) -> None:

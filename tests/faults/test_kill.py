@@ -47,7 +47,14 @@ def test_killed_right_after_every_step_that_changes_the_disk(
     assert kills(record_property, tmp_path, "federation", "steps", 1) > 60
 
 
-@pytest.mark.parametrize(("subject", "count"), [("fedbnn", 8), ("scaffold", 6), ("fcil", 6)])
+@pytest.mark.parametrize(
+    ("subject", "count"),
+    [
+        ("fedbnn", 6),
+        pytest.param("scaffold", 6, marks=pytest.mark.slow),
+        pytest.param("fcil", 6, marks=pytest.mark.slow),
+    ],
+)
 def test_the_command_killed_at_random_times(
     tmp_path: Path, record_property: Noted, subject: str, count: int
 ) -> None:

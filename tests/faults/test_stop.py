@@ -93,7 +93,10 @@ def begun(process: "subprocess.Popen[str]", run_dir: Path, workers: int) -> list
 
 @pytest.mark.parametrize(
     ("engine", "number", "code"),
-    [("serial", signal.SIGTERM, 143), ("processes", signal.SIGINT, 130)],
+    [
+        ("serial", signal.SIGTERM, 143),
+        pytest.param("processes", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_in_a_fit_ends_the_run_and_its_workers(
     tmp_path: Path,
@@ -114,6 +117,7 @@ def test_a_signal_in_a_fit_ends_the_run_and_its_workers(
     assert not [pid for pid in workers if alive(pid)]
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_killed_parent(
     tmp_path: Path, started: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:

@@ -37,9 +37,7 @@ def run_dir(tmp_path) -> Path:
     return directory
 
 
-def started(
-    run_dir: Path, track: Track, said: list[str], lines: tuple | list = ()
-) -> Tracker:
+def started(run_dir: Path, track: Track, said: list[str], lines: tuple | list = ()) -> Tracker:
     tracker = Tracker(track, run_dir, said.append)
     tracker.start({"method": {"name": "fedbnn"}, "seed": 0}, "quickstart", "fedbnn-0", lines)
     return tracker
@@ -182,6 +180,7 @@ def test_auto_without_a_key_is_offline_and_wandb_itself_is_quiet(run_dir) -> Non
     assert list(mirrored(run_dir)[0][1]) == [1]
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_leaves_an_offline_run_and_the_key_nowhere(
     run_dir, monkeypatch
 ) -> None:

@@ -86,6 +86,7 @@ def central(stream: Stream, epochs: int) -> float:
     return float(torch.stack(right).mean()) * 100
 
 
+@pytest.mark.slow
 def test_joint_is_as_good_as_plain_central_training_to_convergence(run, tmp_path: Path) -> None:
     """Within two per cent of it, on the images that `joint` has; and local is far below both."""
     more = ("--client.epochs", "10", "--stream.boundaries", "[1,2,3,4,7]")
@@ -118,6 +119,7 @@ def test_traffic_is_what_the_methods_send(found) -> None:
     assert up["local"] < 0.1
 
 
+@pytest.mark.slow
 def test_private_state_travels_to_another_process_and_back(found, run) -> None:
     elsewhere, here = run("fcil", "--engine", "processes", "--engine.workers", "1"), found["fcil"]
     for name in ("task_aware", "class_agnostic", "bytes_up", "bytes_down"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn import devices
-from fedbnn.cli import beside
+from fedbnn.cli import apart
 from fedbnn.errors import Exit
 from tests.cli.command import ROOT, TINY, command, environment, process, started
 
@@ -18,36 +18,75 @@ SERIAL = {"engine": {"name": "serial"}}
 
 @pytest.mark.parametrize("piles", [1, 2, 3, 7])
 def test_every_run_is_dealt_once_and_evenly(piles: int) -> None:
-    found = beside.dealt(7, piles)
+    found = apart.dealt(7, piles)
     assert sorted(number for pile in found for number in pile) == list(range(7))
     assert max(map(len, found)) - min(map(len, found)) <= 1
     assert found[0][0] == 0
 
 
 def test_four_runs_on_two_cores_give_this_process_the_first_and_the_last() -> None:
-    assert beside.dealt(4, 2) == [[0, 3], [1, 2]]
+    assert apart.dealt(4, 2) == [[0, 3], [1, 2]]
 
 
 def test_as_many_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert beside.hands([SERIAL] * 4) == 2
-    assert beside.hands([SERIAL]) == 1
+    assert apart.hands([SERIAL] * 4) == 2
+    assert apart.hands([SERIAL]) == 1
 
 
 def test_other_engines_and_gpus_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert beside.hands([SERIAL, {"engine": {"name": "processes"}}]) == 1
+    assert apart.hands([SERIAL, {"engine": {"name": "processes"}}]) == 1
     monkeypatch.setattr(devices, "gpus", lambda: ["0"])
-    assert beside.hands([SERIAL] * 2) == 1
+    assert apart.hands([SERIAL] * 2) == 1
 
 
 def test_a_run_in_another_process_finds_what_this_one_can_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = beside.environment(threads=3)
+    found = apart.environment()
     assert str(tmp_path) in found["PYTHONPATH"].split(os.pathsep)
-    assert {found[name] for name in beside.THREADS} == {"3"}
+    assert {found[name] for name in apart.THREADS} == {"1"}
+
+
+@pytest.mark.slow
+def test_a_fork_and_a_new_python_play_the_same_runs_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    for fork in (True, False):
+        monkeypatch.setattr(apart, "can_fork", lambda fork=fork: fork)
+        words = ["--config", "tiny.yaml", "--method", "fedavg", "--run_dir"]
+        with (tmp_path / f"{fork}.txt").open("w+", encoding="utf-8") as said:
+            player = apart.Player([[*words, f"{fork}-{number}"] for number in (1, 2)], said, said)
+            assert player.wait(120) == 0
+            player.stop()
+            player.end()
+        assert (tmp_path / f"{fork}.txt").read_text(encoding="utf-8").count("round 4/4") == 2
+    models = [path.read_bytes() for path in tmp_path.glob("*/model.safetensors")]
+    assert len(models) == 4
+    assert len(set(models)) == 1
+
+
+def test_a_player_that_does_not_end_is_made_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deaf(_words: object) -> int:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (tmp_path / "here").touch()
+        time.sleep(600)
+        return 0
+
+    monkeypatch.setattr("fedbnn.cli.train.main", deaf)
+    with (tmp_path / "said.txt").open("w") as said:
+        player = apart.Player([[]], said)
+        wait_until((tmp_path / "here").exists)
+        assert player.poll() is None
+        player.stop()
+        player.end(0.2)
+    assert player.poll() == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -68,7 +107,7 @@ def test_a_run_beside_that_fails_gives_its_exit_code_and_its_line(tmp_path: Path
 def test_no_helper_outlives_the_command(tmp_path: Path, end: signal.Signals) -> None:
     words = ["--config", str(ROOT / "conf" / "quickstart.yaml"), "--run_dir", "first"]
     with started(command(*words), tmp_path, env=environment()) as running:
-        wait_until(lambda: list(tmp_path.glob("first-*/state/rounds/*")))
+        wait_until(lambda: list(tmp_path.glob("first-*/state/records/*")))
         helpers = children(running.pid)
         assert helpers
         running.send_signal(end)
