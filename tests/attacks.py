@@ -115,6 +115,10 @@ ATTACKS: dict[str, Tests] = {
             "test_a_factor_must_leave_some_precision",
             "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
         ),
+        "defense/test_rows.py": (
+            "test_a_row_of_another_direction_or_length_is_far_out_and_nobody_else",
+            "test_rows_under_the_names_of_other_classes_are_far_out",
+        ),
         "defense/test_side_doors.py": (
             "test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones",
             "test_what_once_went_through_is_refused",

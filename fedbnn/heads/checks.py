@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 20.0, 0.2, 1.7
+APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 20.0, 0.2, 2.5
 Apart = dict[int, tuple[float, str]]
 Counts = Mapping[int, Mapping[str, int]]
 FAR = "a class lies farther out than its images can"
@@ -157,13 +157,14 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
 
 
 def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name: str) -> Apart:
-    """How far a row of a client stands from those that others have for the class: limit 1.7.
+    """How far a row of a client stands from those that others have for the class: limit 2.5.
 
     Of a class with K >= 3 holders, as with whole updates: s_k = median_j |w_k - w_j|, and
 
         u_k = s_k / max(median_j s_j, median_j |w_j| / 8) (2 / K)^(1/2) min(n_k / n, n / n_k)^(1/2)
 
-    for rows that hardly move any more are alike; n_k are the images of the class.
+    for rows that hardly move any more are alike; n_k are the images of the class. Rows of honest
+    clients scatter more widely than all their weights do, whose limit is 1.7.
     """
     found: Apart = {}
     for one in {held for own in rows.values() for held in own}:
