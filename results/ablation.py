@@ -1,120 +1,110 @@
-"""The ablation of results/ablation.md: FedBNN with one factor changed at a time, three seeds.
+"""One factor of FedBNN changed at a time, three seeds: the table of results/ablation.md.
 
-    python results/ablation.py --data_dir data --jobs 2 --out runs/ablation
+    python results/ablation.py --config conf/quickstart.yaml --jobs 2
 
-Each factor is a `fedbnn compare --sweep`; stopping and starting again continues. It ends with
-results/ablation_table.md: both heads are read off every run, so the head is a column, not a row.
+Every line is FedBNN as the configuration has it but for what the line says; the last column is the
+difference to the configuration itself, seed by seed. Seeds have an order of the classes and a
+partition of their own. Runs that are finished are not run again, so the command can be stopped and
+started. It ends with `table.md` in runs/ablation-NAME/.
 """
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from functools import partial
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import quick
+import torch
+
+from fedbnn.config import yaml
+
+SEEDS = (0, 1, 2)
 REGIMES = ("task_aware", "class_agnostic")
-CONFIG = HERE.parent / "conf/cifar100_ci_fast.yaml"
-BASE = ("defaults", "", ())
-FACTORS = (
-    ("drift compensation", "head.ridge=1e9", ()),
-    ("anchor of one round", "head.anchor_rounds=1", ()),
-    ("memory of the drift", "head.memory=0", ()),
-    ("SNN initialisation", "method.r_init=3", ()),
-    ("precisions", "method.precision=learned", ()),
-    ("prior of new prototypes", "method.prototype_gain=0.05", ()),
-    ("temperature", "method.temperature=6e-3", ()),
-    ("forgetting", "method.retention=0.8", ()),
-    ("fold, as large a step", "method.fold_by=product", ("method.server_lr=0.2",)),
-    ("feature distillation", "method.feature_distillation=0", ()),
-    ("server step", "method.server_lr=1", ()),
-    ("fold, without server step", "method.fold_by=moments", ("method.server_lr=1",)),
-    ("temperature", "method.temperature=6e-4", ()),
-    ("rows beside the posteriors", "head.prototypes=0", ()),
-)
-"""What is changed, how it is swept, and what must be set beside it."""
+Settings = Mapping[str, Any]
+AS_IT_IS = "as configured"
+FACTORS: Mapping[str, Settings] = {
+    AS_IT_IS: {},
+    "anchor: another one every round": {"head.anchor_rounds": 1},
+    "memory: none of earlier drift": {"head.memory": 0},
+    "transport: classes stay where they were": {"head.ridge": 1e9},
+    "fixed features: exact head over random filters": {"head": "exact"},
+    "prior mean: prototypes begin at the posteriors": {"head.prior_mean": 1},
+    "curvature: scales learned instead": {"method.precision": "learned"},
+    "curvature: learned, prototypes of a narrow prior": {
+        "method.precision": "learned",
+        "method.prototype_gain": 0.05,
+    },
+    "prototypes: a narrow prior": {"method.prototype_gain": 0.05},
+    "server step: 1": {"method.server_lr": 1},
+    "server step: 2": {"method.server_lr": 2},
+    "function prior: none": {"method.feature_distillation": 0},
+    "function prior: 1.5": {"method.feature_distillation": 1.5},
+    "SNN initialisation: three rounds": {"method.r_init": 3},
+    "temperature: a third": {"times": 1 / 3},
+    "temperature: three times": {"times": 3},
+    "aggregation: moments": {"method.fold_by": "moments"},
+    "aggregation: product, damped": {"method.fold_by": "product", "method.server_lr": 0.2},
+    "linear prototypes: not read": {"head.prototypes": 0},
+    "linear head": {"head": "linear"},
+}
+"""What is changed, and to what; `times` multiplies the temperature."""
 
 
-def compare(factor: tuple[str, str, Sequence[str]], options: argparse.Namespace) -> Path:
-    """Run one `fedbnn compare`; the directory of its runs."""
-    _, sweep, beside = factor
-    directory: Path = options.out / ("-".join([sweep, *beside]) or "defaults")
-    settings = [f"stream.data_dir={options.data_dir}", "track.wandb=off", *beside]
-    settings += ["evaluate.both_heads=true", "evaluate.every=0"]
-    words = ["--config", str(CONFIG), "--methods", "fedbnn", "--out", str(directory)]
-    words += ["--seeds", options.seeds, "--jobs", str(options.jobs)]
-    words += [word for pair in settings for word in ("--set", pair)]
-    words += ["--sweep", sweep] if sweep else []
-    command = [sys.executable, "-m", "fedbnn", "compare", *words]
-    subprocess.run(command, check=False, cwd=HERE.parent)
-    return directory
+def play(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
+    """One run; what it says is in its log."""
+    place = list(FACTORS).index(name)
+    out = Path(options.out) / f"{place:02d}-s{seed}"
+    settings = dict(FACTORS[name])
+    if times := settings.pop("times", None):
+        settings["method.temperature"] = times * options.temperature
+    shared = {"stream.data_dir": options.data_dir, "stream.shuffle_classes": True}
+    torch.set_num_threads(1)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (out.parent / f"{out.name}.txt").open("a") as said, redirect_stdout(said):
+        told = {**shared, "evaluate.every": 0, "seed": seed, **settings}
+        return quick.results(options.config, out, **told)
 
 
-def lines(
-    factor: tuple[str, str, Sequence[str]], directory: Path, base: dict[int, dict]
-) -> list[str]:
-    """One line of the table for each value of the factor."""
-    name, sweep, beside = factor
-    key, _, values = sweep.partition("=")
-    return [
-        _line(name, [f"{key}={value}", *beside], found(directory, f"-{value}"), base)
-        for value in values.split(",")
-    ]
-
-
-def found(directory: Path, tail: str = "") -> dict[int, dict]:
-    """Results by seed."""
-    files = directory.glob(f"fedbnn-s*{tail}/results.json")
-    runs = [json.loads(path.read_text()) for path in files]
-    return {int(run["seed"]): run for run in runs}
-
-
-def _line(name: str, settings: Sequence[str], runs: dict[int, dict], base: dict[int, dict]) -> str:
-    """Averages over seeds, and the difference to the defaults seed by seed."""
-    cells = [
-        _spread([run[regime][when] for run in runs.values()])
-        for regime in REGIMES
-        for when in ("avg_ts", "avg_fin")
-    ]
-    cells += [
-        _spread([run["linear"][regime]["avg_fin"] for run in runs.values()]) for regime in REGIMES
-    ]
-    both = [
-        (run["class_agnostic"], base[seed]["class_agnostic"])
-        for seed, run in runs.items()
-        if seed in base
-    ]
-    gained = [one["avg_fin"] - other["avg_fin"] for one, other in both]
-    shown = " ".join(f"`{setting.removeprefix('method.')}`" for setting in settings if setting)
-    return f"| {name} | {shown} | {' | '.join(cells)} | {_spread(gained, '+')} |"
+def line(name: str, runs: Sequence[Settings], base: Sequence[Settings]) -> str:
+    """Averages over the seeds, and the differences to the configuration itself."""
+    whens = [(regime, when) for regime in REGIMES for when in ("avg_ts", "avg_fin")]
+    cells = [_spread([run[regime][when] for run in runs]) for regime, when in whens]
+    both = list(zip(runs, base, strict=True))
+    for regime in REGIMES:
+        gained = [one[regime]["avg_fin"] - other[regime]["avg_fin"] for one, other in both]
+        cells.append("" if runs is base else _spread(gained, "+"))
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def _spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean and standard deviation; a dash where every run failed."""
-    if not values:
-        return "–"
-    return f"{mean(values):{sign}.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{mean(values):{sign}.1f} ± {stdev(values):.1f}"
 
 
 def main() -> None:
     """Run everything that is not done yet, then write the table."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=shape)
-    parser.add_argument("--data_dir", default="data", type=Path)
-    parser.add_argument("--out", default=Path("runs/ablation"), type=Path)
-    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--config", default="conf/quickstart.yaml")
+    parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.out, options.data_dir = options.out.resolve(), options.data_dir.resolve()
-    base = found(compare(BASE, options))
-    table = [_line(BASE[0], (), base, base)]
-    for factor in FACTORS:
-        table += lines(factor, compare(factor, options), base)
-    head = "| changed | to | aware @TS | @Fin | agnostic @TS | @Fin "
-    head += "| linear rows: aware @Fin | agnostic @Fin | agnostic @Fin, to the defaults |"
-    (HERE / "ablation_table.md").write_text("\n".join([head, "|---" * 9 + "|", *table]) + "\n")
+    options.out = options.out or Path(f"runs/ablation-{Path(options.config).stem}")
+    options.temperature = float(yaml.read(Path(options.config))["method"]["temperature"])
+    names, seeds = [[one for _ in SEEDS] for one in FACTORS], [[*SEEDS] for _ in FACTORS]
+    with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+        found = list(pool.map(partial(play, options), chain(*names), chain(*seeds)))
+    runs = dict(zip(FACTORS, zip(*[iter(found)] * len(SEEDS), strict=True), strict=True))
+    head = "| | aware @TS | aware @Fin | agnostic @TS | agnostic @Fin "
+    head += "| aware @Fin, difference | agnostic @Fin, difference |"
+    rows = [line(name, runs[name], runs[AS_IT_IS]) for name in FACTORS]
+    (options.out / "table.md").write_text("\n".join([head, "|---" * 7 + "|", *rows]) + "\n")
 
 
 if __name__ == "__main__":

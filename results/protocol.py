@@ -27,10 +27,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import quick
 import torch
 import yaml
-
-import fedbnn
 
 Trials = dict[float, float]
 REGIMES = ("task_aware", "class_agnostic")
@@ -98,21 +97,16 @@ class Runs:
     def settings(self, method: str) -> dict[str, Any]:
         """What all runs share, and what wins over it for this method."""
         common = {key: value for key, value in self.protocol.shared.items() if ":" not in key}
-        where = {"stream.data_dir": self.data_dir, "track.wandb": "off"}
-        return {**common, **where, **_own(self.protocol.shared, method)}
+        own = {**common, **_own(self.protocol.shared, method)}
+        return {**own, "stream.data_dir": self.data_dir}
 
     def score(self, method: str, value: float) -> float:
         """One trial on the validation split, in percent; finished before, it is only read."""
-        out = self.folder / "tuning" / method / f"{value:g}"
-        if not (out / "results.json").is_file():
-            knob = self.protocol.methods[method]
-            assert knob is not None
-            only = {"stream.validation": True, "evaluate.every": 0, **self.protocol.tuning}
-            told: dict[str, Any] = {"seed": self.protocol.tuning_seed, "run_dir": str(out)}
-            begun = {"resume": str(out)} if (out / "state" / "config.json").is_file() else {}
-            words = self.settings(method) | only | told | {knob[0]: value, "report": False} | begun
-            fedbnn.run(self.protocol.config, method=method, **words)
-        found = json.loads((out / "results.json").read_text())
+        out, knob = self.folder / "tuning" / method / f"{value:g}", self.protocol.methods[method]
+        assert knob is not None
+        only = {"stream.validation": True, "evaluate.every": 0, **self.protocol.tuning}
+        only |= {"method": method, "seed": self.protocol.tuning_seed, knob[0]: value}
+        found = quick.results(self.protocol.config, out, **self.settings(method) | only)
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
     def trials(self, method: str) -> Trials:

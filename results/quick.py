@@ -1,4 +1,4 @@
-"""A run without what is made of it, for scripts that play many: its last state, and its records.
+"""Runs without pages and pictures, for scripts that play many of them.
 
 Runs that differ in a lie or in a defence share all that is the same: an answer is remembered by
 what was asked, so the rounds before a lie, or after a refused one, are trained once.
@@ -7,8 +7,10 @@ what was asked, so the rounds before a lie, or after a refused one, are trained 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import fedbnn
 from fedbnn.evaluation.evaluate import Evaluator
 from fedbnn.federation import server
 from fedbnn.federation.engines import Answer, Engine, Private
@@ -40,6 +42,16 @@ class Remembering:
     def close(self) -> None:
         """Let go of the other engine."""
         self.engine.close()
+
+
+def results(config: str, out: Path, **settings: Any) -> dict[str, Any]:
+    """What a run in this directory achieved; it is begun or gone on with if it has to be."""
+    if not (out / "results.json").is_file():
+        begun = {"resume": str(out)} if (out / "state" / "config.json").is_file() else {}
+        told = {"run_dir": str(out), "report": False, "track.wandb": "off", **settings, **begun}
+        fedbnn.run(config, **told)
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return found
 
 
 def played(made: Experiment) -> tuple[State, list[dict[str, Any]]]:

@@ -1,6 +1,7 @@
 """The tuning protocol of results/protocol.py: the same number of trials, the optimum inside."""
 
-import importlib.util
+import importlib
+from collections.abc import Iterator
 from math import log, log10
 from pathlib import Path
 from types import ModuleType
@@ -11,16 +12,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture(scope="module")
-def protocol() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("protocol", RESULTS / "protocol.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["protocol"] = module
-    spec.loader.exec_module(module)
-    return module
+def protocol() -> Iterator[ModuleType]:
+    """The script, which finds what lies beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(RESULTS))
+        yield importlib.import_module("protocol")
 
 
 @pytest.mark.parametrize("peak", [1e-4, 3e-2, 0.5, 40.0])
