@@ -119,7 +119,11 @@ def find(places: Iterable[str | Path]) -> list[Path]:
 
 def below(folder: Path) -> list[Path]:
     """The picture files in a folder and below, in the order of their names."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+    try:
+        return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+    except RecursionError as error:
+        what, fix = "its folders are nested without end", "name the folder that has the pictures"
+        raise DataError(what, str(folder), fix) from error
 
 
 @dataclass(frozen=True)

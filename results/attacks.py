@@ -4,13 +4,14 @@
 
 Each cell is a run of FedBNN with one liar among the five clients of every round (results/forgers.py
 has what they do); stopping and starting again continues. Of every defence the row `none` is what it
-costs where everybody is honest.
+costs where everybody is honest. Cells of a seed share what clients answer to the same question.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,7 +22,7 @@ from rich.progress import track
 
 from fedbnn.cli.compose import client_runner, compose
 from fedbnn.cli.train import parse
-from fedbnn.federation.engines import Engine, SerialEngine
+from fedbnn.federation.engines import Answer, Engine, SerialEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import joined
@@ -38,21 +39,24 @@ DEFENCES = {
     },
 }
 REGIMES = ("task_aware", "class_agnostic")
+Answers = dict[str, dict[quick.Asked, Answer]]
+"""What clients answered in the runs of a seed, by whose images the liars have."""
 
 
-def played(attack: str, defence: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def played(
+    attack: str, defence: str, seed: int, answers: Answers, options: argparse.Namespace
+) -> dict[str, Any]:
     """One cell: both accuracies at the end, how often the mark wins, who was refused or weighed."""
     name = f"{attack}-{defence}-{seed}".replace(" ", "_")
     words = [f"--config={HERE.parent / 'conf/quickstart.yaml'}", "--method=fedbnn"]
     words += [f"--seed={seed}", "--evaluate.every=0", *DEFENCES[defence]]
-    words += [f"--stream.rounds_per_task={options.rounds_per_task}"]
-    words += [f"--method.r_init={min(3, options.rounds_per_task)}"]
 
     def engine(parsed: Any) -> Engine:
         runner = client_runner(parsed.values)
         if attack in ON_IMAGES:
             runner.stream = Poisoned(runner.stream, attack, options.liars)
-        inner = SerialEngine(runner)
+        images = attack if attack in ON_IMAGES else "honest"
+        inner = quick.Remembering(SerialEngine(runner), answers.setdefault(images, {}))
         forge = ON_UPDATES.get(attack)
         return Forgers(inner, forge, options.liars) if forge else inner
 
@@ -82,12 +86,13 @@ def cells(options: argparse.Namespace, seeds: Sequence[int]) -> dict[str, dict[s
     """Every run, those that are done already from their file."""
     done: Path = options.out / "cells.json"
     found: dict[str, dict[str, Any]] = json.loads(done.read_text()) if done.is_file() else {}
-    wanted = [(a, d, s) for s in seeds for a in ATTACKS for d in DEFENCES]
-    for attack, defence, seed in track(wanted, "runs"):
-        key = f"{attack}/{defence}/{seed}"
-        if key not in found:
-            found[key] = played(attack, defence, seed, options)
-            done.write_text(json.dumps(found, indent=1))
+    for seed in seeds:
+        answers: Answers = {}
+        for attack, defence in track([*product(ATTACKS, DEFENCES)], f"runs of seed {seed}"):
+            key = f"{attack}/{defence}/{seed}"
+            if key not in found:
+                found[key] = played(attack, defence, seed, answers, options)
+                done.write_text(json.dumps(found, indent=1))
     return found
 
 
@@ -115,7 +120,6 @@ def main() -> None:
     parser.add_argument("--out", default=Path("runs/attacks"), type=Path)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--liars", type=int, default=1, help="of the five clients of a round")
-    parser.add_argument("--rounds_per_task", type=int, default=6)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     seeds = [int(seed) for seed in options.seeds.split(",")]

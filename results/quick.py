@@ -1,17 +1,47 @@
-"""Runs without pages and pictures, for scripts that play many of them."""
+"""Runs without pages and pictures, for scripts that play many of them.
+
+Runs that differ in a lie or in a defence share all that is the same: an answer is remembered by
+what was asked, so the rounds before a lie, or after a refused one, are trained once.
+"""
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fedbnn
 from fedbnn.evaluation.evaluate import Evaluator
 from fedbnn.federation import server
+from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.federation.experiment import Experiment, budget
 from fedbnn.federation.parts import Federation
-from fedbnn.state import State
+from fedbnn.state import State, digest
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
+
+Asked = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """An engine that answers what it was asked before as it did then."""
+
+    engine: Engine
+    known: dict[Asked, Answer]
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        """One answer for each client, in their order."""
+        whole = digest(payload)
+        for client in clients:
+            asked = (whole, client, digest(private(client) or b""))
+            if asked not in self.known:
+                [self.known[asked]] = self.engine.gather(payload, [client], private)
+            yield self.known[asked]
+
+    def close(self) -> None:
+        """Let go of the other engine."""
+        self.engine.close()
 
 
 def results(config: str, out: Path, **settings: Any) -> dict[str, Any]:

@@ -115,6 +115,10 @@ ATTACKS: dict[str, Tests] = {
             "test_a_factor_must_leave_some_precision",
             "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
         ),
+        "defense/test_rows.py": (
+            "test_a_row_of_another_direction_or_length_is_far_out_and_nobody_else",
+            "test_rows_under_the_names_of_other_classes_are_far_out",
+        ),
         "defense/test_side_doors.py": (
             "test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones",
             "test_what_once_went_through_is_refused",
@@ -133,6 +137,7 @@ ATTACKS: dict[str, Tests] = {
             "test_statistics_of_no_images_are_zeros",
             "test_forged_sums_of_fixed_features_are_refused",
             "test_the_server_knows_a_class_that_nobody_else_holds",
+            "test_one_liar_of_three_makes_nobody_else_look_far",
         ),
         "defense/test_whole_runs.py": ("test_a_forger_of_statistics_costs_little",),
     },
@@ -166,6 +171,9 @@ ATTACKS: dict[str, Tests] = {
             "test_a_link_is_refused_and_what_it_names_untouched",
             "test_a_pipe_makes_nobody_wait",
             "test_a_folder_in_the_place_of_a_file_is_no_traceback",
+            "test_folders_without_end_are_refused",
+            "test_nothing_is_written_through_a_hard_link",
+            "test_a_file_that_is_far_too_large_is_not_read",
             "test_a_flipped_bit_is_named_and_made_again_by_resuming",
             "test_a_changed_line_of_a_finished_run_is_named_and_put_back",
             "test_a_damaged_tracker_file_ends_nothing",

@@ -46,6 +46,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedbnn.heads.checks import lower_median
+
 PRECISION = "prototypes.precision"
 ROWS, LONG = ("prototypes", PRECISION), 5.0
 LEAST = 1e-6
@@ -76,23 +78,19 @@ def pulls(squares: Tensor, samples: Sequence[int], calm: float = 0.0) -> list[fl
     distances = squares.sqrt()
     norms, clients = distances[:, -1].tolist(), range(len(samples))
     moved = [k for k in clients if samples[k] and norms[k]]
-    far = [_median([float(distances[k, j]) for j in moved if j != k]) for k in clients]
+    far = [lower_median([float(distances[k, j]) for j in moved if j != k]) for k in clients]
 
     def pull(k: int) -> float:
         """Others that agree exactly are measured by their length; two of them are needed."""
         others = [j for j in moved if j != k]
         if len(others) < 2:
             return 0.0
-        typical, norm, usual = (_median([of[j] for j in others]) for of in (far, norms, samples))
+        by = far, norms, samples
+        typical, norm, usual = (lower_median([of[j] for j in others]) for of in by)
         alike = min(samples[k] / usual, usual / max(samples[k], 1))
         return far[k] / max(typical or norm, calm) * math.sqrt(2 / (len(others) + 1) * alike)
 
     return [pull(k) for k in clients]
-
-
-def _median(values: Sequence[float]) -> float:
-    """The lower median: with two values the smaller one, so that one liar of three is outvoted."""
-    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
 
 
 def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -111,7 +109,7 @@ def row_ratio(
     """The largest v_k over the row tensors of a client, and of which; 0 without two others."""
     found, images = [(0.0, "")], counts.get(client, ())
     others = [other for other in moved if other != client and other in lengths]
-    usual = _median([_median(counts[other]) for other in others]) or 1.0
+    usual = lower_median([lower_median(counts[other]) for other in others]) or 1.0
     for name, own in lengths.get(client, {}).items():
         theirs = [lengths[other][name] for other in others if name in lengths[other]]
         if typical := _typical_length(theirs, alone=len(own) == 1):
@@ -125,11 +123,11 @@ def row_ratio(
 
 def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
     """The yardstick for a client with one class (`alone`) or several; 0 where there is none."""
-    everybody = [_median(rows) for rows in others]
-    several = [_median(rows) for rows in others if len(rows) > 1]
+    everybody = [lower_median(rows) for rows in others]
+    several = [lower_median(rows) for rows in others if len(rows) > 1]
     if len(several) >= 2:
-        return max(_median(several), _median(everybody))
-    return _median(everybody) if alone and len(everybody) >= 2 else 0.0
+        return max(lower_median(several), lower_median(everybody))
+    return lower_median(everybody) if alone and len(everybody) >= 2 else 0.0
 
 
 def trust(pull: float, cap: float) -> float:

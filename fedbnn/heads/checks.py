@@ -8,12 +8,14 @@ eigenvalue in the scatter within classes
 
 up to what float32 rounds away. Features that were invented as a whole satisfy all of it. But class
 means m_kc of clients k scatter as their images do: with S the variance of all features within
-classes, and the mean r_c of n_rc images that the server or the other clients know of,
+classes, and the mean r_c of n_rc images that the server or another client knows of,
 
     D_kc^2 = |m_kc - r_c|^2 / (S (1 / n_kc + 1 / n_rc))                   about 1
     trust_k = 1 for max_c D_kc <= 4, falling to 0 at twice that
 
-so nobody moves a class more than four times as far as the images it announced do by chance.
+by the server's mean or by the lower median over the other clients, whichever is nearer: so nobody
+moves a class more than four times as far as the images it announced do by chance, and one liar does
+not make an honest client look far from the others.
 """
 
 import math
@@ -24,8 +26,9 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM = 4.0, 5.0, 20.0, 0.2
+APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 20.0, 0.2, 2.5
 Apart = dict[int, tuple[float, str]]
+Counts = Mapping[int, Mapping[str, int]]
 FAR = "a class lies farther out than its images can"
 
 
@@ -99,13 +102,16 @@ class ClassMeans:
 
 
 def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
-    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'."""
+    """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'.
+
+    S is the median over all clients, which one liar of three does not move.
+    """
     found: Apart = {}
+    by_space = zip(*(one.variance.tolist() for one in clients.values()), strict=True)
+    variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]
-        by_space = zip(*(one.variance.tolist() for one in others), strict=True)
-        variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
-        far = [_distance(own, name, others, known) for name in own.classes] if len(variance) else []
+        far = [_distance(own, name, others, known) for name in own.classes]
         longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
         ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
         found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
@@ -117,16 +123,18 @@ def _distance(
 ) -> Tensor:
     """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
     mean, images = own.only(name)
-    theirs = [one.only(name) for one in others if name in one.classes]
-    references = [known.only(name)] if known is not None and name in known.classes else []
-    if len(theirs) >= 2:
-        typical = torch.stack([each for each, _ in theirs]).median(0).values
-        references.append((typical, lower_median([count for _, count in theirs])))
-    if not images or not references:
+
+    def gap(one: ClassMeans) -> Tensor:
+        there, count = one.only(name)
+        apart: Tensor = (mean - there).norm(dim=1)
+        return apart / math.sqrt(1 / images + 1 / max(count, 1.0))
+
+    server = [known] if known is not None and name in known.classes else []
+    holders = [one for one in others if name in one.classes]
+    if not images or len(holders) + 2 * len(server) < 2:
         return mean.new_zeros(len(mean))
-    errors = [math.sqrt(1 / images + 1 / max(count, 1.0)) for _, count in references]
-    gaps = [(mean - there).norm(dim=1) for there, _ in references]
-    return torch.stack([gap / error for gap, error in zip(gaps, errors, strict=True)]).amin(0)
+    far = torch.stack([gap(one) for one in holders or server]).sort(0).values
+    return torch.stack([far[(len(far) - 1) // 2], *map(gap, server)]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
@@ -145,6 +153,36 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
         usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
         ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
         found[client] = max(ratios, default=0.0) / LONG, name
+    return found
+
+
+def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name: str) -> Apart:
+    """How far a row of a client stands from those that others have for the class: limit 2.5.
+
+    Of a class with K >= 3 holders, as with whole updates: s_k = median_j |w_k - w_j|, and
+
+        u_k = s_k / max(median_j s_j, median_j |w_j| / 8) (2 / K)^(1/2) min(n_k / n, n / n_k)^(1/2)
+
+    for rows that hardly move any more are alike; n_k are the images of the class. Rows of honest
+    clients scatter more widely than all their weights do, whose limit is 1.7.
+    """
+    found: Apart = {}
+    for one in {held for own in rows.values() for held in own}:
+        holders = [client for client, own in rows.items() if one in own and counts[client][one]]
+        if len(holders) < 3:
+            continue
+        stacked = torch.stack([rows[client][one].double() for client in holders])
+        apart = torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
+        long, every = stacked.norm(dim=1).tolist(), range(len(holders))
+        images = [counts[client][one] for client in holders]
+        far = [lower_median([float(apart[k, j]) for j in every if j != k]) for k in every]
+        for k, client in enumerate(holders):
+            others = ([of[j] for j in every if j != k] for of in (far, long, images))
+            usual, length, many = map(lower_median, others)
+            alike = 2 / len(holders) * min(images[k] / many, many / images[k])
+            if most := PULL * max(usual, length / 8):
+                ratio = far[k] / most * math.sqrt(alike), name
+                found[client] = max(found.get(client, ratio), ratio)
     return found
 
 

@@ -127,6 +127,12 @@ def apart_in_buffers(state: State, updates: Sequence[Update]) -> checks.Apart:
     return checks.apart_in_points(points, "statistics of batch norm")
 
 
+def apart_in_rows(updates: Sequence[Update], rows: Mapping[int, Tensor]) -> checks.Apart:
+    """How far the rows of every client are from those that others have for the same classes."""
+    named = {u.client: dict(zip(u.classes, rows[u.client], strict=True)) for u in updates}
+    return checks.apart_in_rows(named, {u.client: u.counts for u in updates}, "rows of a class")
+
+
 @dataclass(frozen=True)
 class Aggregator:
     """One exchange of a round: what goes down, what may come up, and how it is folded.
@@ -179,7 +185,10 @@ class Aggregator:
 
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
         """How far from the others what has its own units stands, in units of the limit."""
-        return apart_in_buffers(state, updates) if BUFFERS in self.names else {}
+        carry = [update for update in updates if "prototypes" in update.tensors]
+        rows = {update.client: update.tensors["prototypes"] for update in carry}
+        buffers = apart_in_buffers(state, updates) if BUFFERS in self.names else {}
+        return checks.farthest(buffers, apart_in_rows(carry, rows))
 
     def centred(self, state: State, update: Update, sign: int) -> Update:
         """An update in numbers of which the middle can be taken (-1), and back (+1)."""

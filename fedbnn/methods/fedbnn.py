@@ -52,6 +52,7 @@ from fedbnn.methods.aggregation import (
     ServerStep,
     Spec,
     apart_in_buffers,
+    apart_in_rows,
     defect_of_buffers,
     influence_of_factor,
 )
@@ -261,12 +262,16 @@ def _usual(state: State) -> float:
 
 
 def _apart_in_rows(state: State, updates: Sequence[Update]) -> Apart:
-    """max_c |m_kc| / max(median_j median_c |m_jc|, that of the server), in units of the limit 5."""
+    """max_c |m_kc| / max(median_j median_c |m_jc|, that of the server), in units of the limit 5.
+
+    And how far each m_kc is from those of the others.
+    """
     carry = [update for update in updates if update.counts and "prototypes" in state]
-    lengths = {u.client: _rows(state, u)[1].loc.norm(dim=1).tolist() for u in carry}
+    means = {update.client: _rows(state, update)[1].loc for update in carry}
+    lengths = {client: loc.norm(dim=1).tolist() for client, loc in means.items()}
     known, found = _usual(state) if carry else 0.0, Apart()
     for client, own in lengths.items():
         others = [lower_median(rows) for other, rows in lengths.items() if other != client]
         if usual := max(known, lower_median(others) if len(others) > 1 else 0.0):
             found[client] = max(own) / usual / LONG, "prototypes"
-    return found
+    return farthest(found, apart_in_rows(carry, means))

@@ -14,7 +14,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.report import page, tables
 from fedbnn.report.values import Path as Place
 from fedbnn.report.values import Results, Runs, Table, by_method
-from fedbnn.storage.files import Damaged, read_json, write_atomic
+from fedbnn.storage.files import Damaged, below, read_json, write_atomic
 from fedbnn.storage.run_dir import flat
 
 COLUMNS: dict[str, Place] = {
@@ -42,7 +42,8 @@ Commands = Callable[[str, Runs], str]
 
 def find(places: Sequence[Path]) -> list[Path]:
     """The finished runs at these places and below them."""
-    found = [path.parent for place in places for path in sorted(place.rglob("results.json"))]
+    everything = sorted(path for place in places for path in below(place))
+    found = [path.parent for path in everything if path.name == "results.json"]
     if not found:
         fix = "give directories of finished runs, or directories that hold them"
         raise RunDirectoryError("no finished run", ", ".join(map(str, places)), fix)

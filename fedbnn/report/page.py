@@ -21,7 +21,7 @@ from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import figures, style, tables, words
 from fedbnn.report.values import Cell, Results, Runs, Table, Varied
-from fedbnn.storage.files import Damaged, read, read_json, write_atomic, writing
+from fedbnn.storage.files import TEXT, Damaged, read, read_json, write_atomic, writing
 from fedbnn.storage.run_dir import flat, intact, sealed_again
 
 OWN = ("seed", "run_dir", "report", "method.name", "track.group", "track.name")
@@ -100,7 +100,7 @@ def _shown(run_dirs: Sequence[Path]) -> Iterator[None]:
     """The border to files of strangers: results that are not of our making cannot be shown."""
     try:
         yield
-    except (*UNFIT, TemplateError) as error:
+    except (OSError, *UNFIT, TemplateError) as error:
         what = f"the results cannot be shown: {type(error).__name__}: {error}"
         fix = "report finished runs of one stream together"
         raise RunDirectoryError(what, ", ".join(map(str, run_dirs)), fix) from error
@@ -207,5 +207,5 @@ def _sources(run_dir: Path) -> dict[str, str]:
     """Configuration and environment, as they stand in the run directory, under its name."""
     run, files = run_dir.resolve().name, {"Configuration": "config.yaml", "Environment": "env.json"}
     found = {f"{what} of {run} ({name})": run_dir / name for what, name in files.items()}
-    there = {said: read(path) for said, path in found.items() if path.is_file()}
+    there = {said: read(path, TEXT) for said, path in found.items() if path.is_file()}
     return {said: text.decode(errors="replace") for said, text in there.items()}

@@ -25,7 +25,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.state import Payload
 
 ASIDE, GONE = ".aside-", ".gone-"
-MEMORY = 2**30
+MEMORY, TEXT, DEEPEST = 2**30, 2**28, 32
 
 
 class Damaged(ValueError):
@@ -53,26 +53,46 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _in_place(path: str, flags: int) -> int:
-    """For `open`: the regular file that stands under this very name, never what a link names."""
+    """For `open`: the regular file that stands under this very name, never what a link names.
+
+    Nor is anything written where the same file stands elsewhere, too, under a hard link.
+    """
+    emptied, flags = flags & os.O_TRUNC, flags & ~os.O_TRUNC
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found, reads = os.fstat(descriptor), flags & os.O_ACCMODE == os.O_RDONLY
+    if stat.S_ISREG(found.st_mode) and (reads or found.st_nlink <= 1):
+        if emptied:
+            os.ftruncate(descriptor, 0)
         return descriptor
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file", path)
+    raise OSError(errno.EINVAL, "not a regular file of one name", path)
 
 
-def plain(root: Path, aside: Collection[str] = ("wandb",)) -> Path:
-    """The same directory, if there is nothing but files and folders in it, and below it.
+def below(root: Path, aside: Collection[str] = ("wandb",)) -> Iterator[Path]:
+    """Everything in a directory and below it, no link followed, 32 folders deep and no deeper.
 
     What W&B keeps under its own name may be otherwise: only it looks there.
     """
-    for folder, folders, names in os.walk(root):
-        for path in (os.path.join(folder, name) for name in [*folders, *names]):
-            usual = os.path.isfile(path) or os.path.isdir(path)
-            if os.path.islink(path) or (os.path.exists(path) and not usual):
-                what = "a run directory holds files and folders, no links, pipes or devices"
-                raise RunDirectoryError(what, path, "remove it, or do not trust this directory")
-        folders[:] = [name for name in folders if name not in aside]
+    waiting = [(root, 0)] if root.is_dir() else []
+    while waiting:
+        folder, depth = waiting.pop()
+        if depth > DEEPEST:
+            what, fix = f"folders more than {DEEPEST} deep", "do not trust this directory"
+            raise RunDirectoryError(what, str(root), fix)
+        for path in sorted(folder.iterdir()) if os.access(folder, os.R_OK | os.X_OK) else ():
+            yield path
+            if path.is_dir() and not path.is_symlink() and path.name not in aside:
+                waiting.append((path, depth + 1))
+
+
+def plain(root: Path) -> Path:
+    """The same directory, if there is nothing but files and folders in it, and below it."""
+    for path in below(root):
+        usual = path.is_file() or path.is_dir()
+        if path.is_symlink() or (path.exists() and not usual):
+            what = "a run directory holds files and folders, no links, pipes or devices"
+            fix = "remove it, or do not trust this directory"
+            raise RunDirectoryError(what, str(path), fix)
     return root
 
 
@@ -93,9 +113,11 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read(path: Path) -> bytes:
-    """All of a file."""
+def read(path: Path, most: int | None = None) -> bytes:
+    """All of a file, which may not have more than so many bytes."""
     with open(path, "rb", opener=_in_place) as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
         return file.read()
 
 
@@ -172,7 +194,7 @@ def as_json(value: Mapping[str, object]) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """The table in a JSON file; raises `Damaged` if there is none."""
     try:
-        return dict(json.loads(read(path)))
+        return dict(json.loads(read(path, TEXT)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read") from error
 

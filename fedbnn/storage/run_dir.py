@@ -139,7 +139,7 @@ def _left(run_dir: Path) -> dict[str, Any]:
 
 def _digests(run_dir: Path) -> dict[str, str]:
     """Every file that a complete run leaves, but its state, logs and mirrors."""
-    names = [path for path in run_dir.rglob("*") if path.is_file()]
+    names = [path for path in files.below(run_dir) if path.is_file()]
     found = {path.relative_to(run_dir): path for path in names}
     kept = {name: path for name, path in found.items() if name.parts[0] not in UNSEALED}
     return {str(name): files.digest(path) for name, path in sorted(kept.items())}
@@ -199,7 +199,7 @@ def records(run_dir: Path) -> list[Record]:
 
 def _lines(run_dir: Path) -> list[bytes]:
     try:
-        return files.read(run_dir / METRICS).splitlines(keepends=True)
+        return files.read(run_dir / METRICS, files.TEXT).splitlines(keepends=True)
     except FileNotFoundError:
         return []
     except OSError as error:

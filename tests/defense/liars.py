@@ -1,7 +1,6 @@
 """One client of every round that lies, on whole runs of the quickstart, and what it sends.
 
-Runs that differ in a lie share all that is honest: an answer is remembered by what was asked, so
-what two runs have in common, the rounds before a lie or after a refused one, is trained once.
+Runs that differ in a lie share all that is honest.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,31 +16,13 @@ from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.heads import factor
-from fedbnn.messages import FitInstruction, FitResult, Update, class_counts, read_update
-from fedbnn.state import digest
+from fedbnn.messages import Failure, FitInstruction, FitResult, Update, class_counts, read_update
+from fedbnn.stream import Stream
+from results.quick import Asked, Remembering
 
 Results = dict[str, Any]
 Lie = Callable[[Update], Update]
-Asked = tuple[str, int, str]
-
-
-@dataclass(frozen=True)
-class Remembering:
-    """An engine that answers what it was asked before as it did then."""
-
-    engine: Engine
-    known: dict[Asked, Answer]
-
-    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
-        whole = digest(payload)
-        for client in clients:
-            asked = (whole, client, digest(private(client) or b""))
-            if asked not in self.known:
-                [self.known[asked]] = self.engine.gather(payload, [client], private)
-            yield self.known[asked]
-
-    def close(self) -> None:
-        self.engine.close()
+When = Callable[[Stream], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -52,18 +33,31 @@ class Lying:
     exchange: str
     lie: Lie
     rounds: Sequence[int]
+    told: set[int]
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
         asked = FitInstruction.from_bytes(payload)
         attacked = asked.exchange == self.exchange and asked.round in self.rounds
         for answer in self.engine.gather(payload, clients, private):
             if attacked and answer.client == clients[0] and isinstance(answer, FitResult):
+                self.told.add(asked.round)
                 forged = self.lie(read_update(answer.update))
                 answer = replace(answer, update=forged.to_bytes())
             yield answer
 
     def close(self) -> None:
         self.engine.close()
+
+
+class Silent(Lying):
+    """The same client does not answer at all: what nobody can prevent."""
+
+    def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
+        asked = FitInstruction.from_bytes(payload)
+        attacked = asked.exchange == self.exchange and asked.round in self.rounds
+        yield from self.engine.gather(payload, clients[attacked:], private)
+        if attacked:
+            yield Failure(clients[0], "silent")
 
 
 @dataclass
@@ -73,24 +67,40 @@ class Runs:
     method: str
     folder: Path
     known: dict[Asked, Answer] = field(default_factory=dict)
-    honest_results: Results = field(default_factory=dict)
+    without_lies: dict[tuple[str, str], Results] = field(default_factory=dict)
 
     def honest(self) -> Results:
         """Where nobody lies, once."""
-        if not self.honest_results:
-            self.honest_results = self._played(self.folder / "honest", lambda engine: engine)
-        return self.honest_results
+        return self._once(("", ""), lambda engine, _: engine)
 
-    def with_liar(self, exchange: str, lie: Lie, rounds: Sequence[int], folder: Path) -> Results:
-        """With one client that lies in an exchange of these rounds."""
-        return self._played(folder, lambda engine: Lying(engine, exchange, lie, rounds))
+    def silent(self, exchange: str, named: str, when: When) -> Results:
+        """Where the liar does not answer in these rounds, once."""
 
-    def _played(self, folder: Path, around: Callable[[Engine], Engine]) -> Results:
+        def around(engine: Engine, stream: Stream) -> Engine:
+            return Silent(engine, exchange, _same, when(stream), set())
+
+        return self._once((exchange, named), around)
+
+    def _once(self, name: tuple[str, str], around: Callable[[Engine, Stream], Engine]) -> Results:
+        if name not in self.without_lies:
+            folder = self.folder / "-".join(["nobody lies", *name]).replace(" ", "_")
+            self.without_lies[name] = self._played(folder, around)
+        return self.without_lies[name]
+
+    def with_liar(self, exchange: str, lie: Lie, when: When, folder: Path) -> Results:
+        """With one client that lies in an exchange of some rounds, in which there is one."""
+        told: set[int] = set()
+        found = self._played(folder, lambda e, s: Lying(e, exchange, lie, when(s), told))
+        assert told, "nobody lied"
+        return found
+
+    def _played(self, folder: Path, around: Callable[[Engine, Stream], Engine]) -> Results:
         words = ["--config", "quickstart", "--method", self.method, "--beside", "[]"]
         words += ["--head.filters", "50"] if self.method == "exact" else []
         words += ["--evaluate.every", "0", "--run_dir", str(folder)]
         made = compose(parse(words), folder)
-        return experiment.run(replace(made, engine=around(Remembering(made.engine, self.known))))
+        engine = around(Remembering(made.engine, self.known), made.stream)
+        return experiment.run(replace(made, engine=engine))
 
 
 def every(change: Callable[[Tensor], Tensor]) -> Lie:
@@ -100,6 +110,11 @@ def every(change: Callable[[Tensor], Tensor]) -> Lie:
         return replace(update, tensors={name: change(one) for name, one in update.tensors.items()})
 
     return lie
+
+
+def _same(update: Update) -> Update:
+    """No lie."""
+    return update
 
 
 def _rolled(tensor: Tensor) -> Tensor:

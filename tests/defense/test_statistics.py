@@ -216,3 +216,17 @@ def test_class_means_of_honest_clients_are_about_one_apart() -> None:
     known = checks.ClassMeans(NAMES, centre, torch.full((3,), 1e9).double(), torch.zeros(1))
     lone = [checks.apart_in_means({k: means[k], -1: means[0]}, known)[k][0] for k in range(1, 40)]
     assert 0.8 < checks.APART * math.sqrt(sum(x * x for x in lone) / len(lone)) < 1.8
+
+
+@pytest.mark.parametrize("lie", [0.0, 0.1, 10.0])
+def test_one_liar_of_three_makes_nobody_else_look_far(tmp_path: Path, lie: float) -> None:
+    """Where one honest client is left to compare with, and where the server believed a liar."""
+    forged = {SUM: times(lie), "exact.factor": times(lie)}
+    updates = [exact_update(client) for client in range(3)]
+    played = Played(ExactAggregator(HEAD, WIDTH), State({}, NAMES), updates)
+    apart = played.aggregator.apart(played.state, played.forged(forged))
+    assert max(apart[0][0], apart[1][0]) < 1
+    assert apart[2][0] > 2
+    alone = replace(played, updates=updates[:1])
+    state = alone.folded(alone.judged(alone.forged(forged), tmp_path))
+    assert max(far for far, _ in played.aggregator.apart(state, updates[1:]).values()) < 1

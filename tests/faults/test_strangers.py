@@ -122,6 +122,34 @@ def test_a_folder_in_the_place_of_a_file_is_no_traceback(
     assert told(command)[0] in (0, 2, 4)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_folders_without_end_are_refused(run_dir: Path, told: Told, command: str) -> None:
+    run_dir.joinpath("figures", *["deep"] * 40).mkdir(parents=True)
+    code, said = told(command)
+    assert (code, "folders more than 32 deep" in said) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["log.txt", "metrics.jsonl", "state/lock", "report.html"])
+def test_nothing_is_written_through_a_hard_link(run_dir: Path, told: Told, name: str) -> None:
+    target, place = outside(run_dir), run_dir / name
+    place.unlink(missing_ok=True)
+    place.hardlink_to(target)
+    assert told("resume")[0] in (0, 4)
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("results.json", "report"), ("env.json", "report"), ("config.json", "predict")],
+)
+def test_a_file_that_is_far_too_large_is_not_read(
+    run_dir: Path, told: Told, name: str, command: str
+) -> None:
+    (run_dir / "state" / "finished.json").unlink()
+    os.truncate(run_dir / name, 2**40)
+    assert told(command)[0] == 4
+
+
 def spoil(path: Path) -> None:
     """One bit in the middle."""
     content = bytearray(path.read_bytes())
