@@ -34,7 +34,7 @@ FACTORS: Mapping[str, Settings] = {
     "memory: none of earlier drift": {"head.memory": 0},
     "transport: classes stay where they were": {"head.ridge": 1e9},
     "fixed features: exact head over random filters": {"head": "exact"},
-    "prior mean: prototypes begin at the posteriors": {"head.prior_mean": 1},
+    "prior mean: prototypes begin at those posteriors": {"head": "exact", "head.prior_mean": 1},
     "curvature: scales learned instead": {"method.precision": "learned"},
     "curvature: learned, prototypes of a narrow prior": {
         "method.precision": "learned",
