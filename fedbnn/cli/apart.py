@@ -88,9 +88,8 @@ def _forked(runs: Sequence[Words], out: int, err: int | None) -> None:
         if theirs is not None:
             os.dup2(theirs, ours)
     how: Any = {"encoding": "utf-8", "errors": "replace", "closefd": False}
-    with open(1, "w", **how) as sys.stdout, open(2, "w", **how) as sys.stderr:
-        code = play(runs, os.getppid())
-    os._exit(code)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", **how), os.fdopen(2, "w", **how)
+    sys.exit(play(runs, os.getppid()))
 
 
 def play(runs: Sequence[Words], parent: int) -> int:

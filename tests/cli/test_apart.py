@@ -70,6 +70,19 @@ def test_a_fork_and_a_new_python_play_the_same_runs_to_the_same_bytes(
     assert len(set(models)) == 1
 
 
+def test_what_nobody_expected_is_said_where_the_player_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_words: object) -> int:
+        raise RuntimeError("nobody expected this")
+
+    monkeypatch.setattr("fedbnn.cli.train.main", broken)
+    with (tmp_path / "said.txt").open("w+") as said:
+        assert apart.Player([[]], said, said).wait(60) == 1
+        said.seek(0)
+        assert said.read().endswith("RuntimeError: nobody expected this\n")
+
+
 def test_a_player_that_does_not_end_is_made_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
