@@ -2,6 +2,6 @@
 
 import fedbnn as fedbnn  # before torchvision: it makes that importable beside a CPU-only torch
 from datamodules.stream import FederatedStream
-from fedbnn.stream import Task
+from fedbnn.protocol.stream import Task
 
 __all__ = ["FederatedStream", "Task"]

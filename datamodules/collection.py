@@ -18,8 +18,8 @@ from datamodules.cache import Table
 from datamodules.scenarios import Integers, class_groups, draws, require
 from fedbnn.errors import ConfigError, did_you_mean
 from fedbnn.images import ImageSet, Preprocess
+from fedbnn.protocol.stream import Task
 from fedbnn.seeds import generator
-from fedbnn.stream import Task
 
 DOMAINS = ("clean", "rotation", "noise", "blur")
 _NOISES = 251

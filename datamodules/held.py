@@ -35,13 +35,13 @@ from datamodules.sources import (
     labelled,
     short_name,
 )
+from fedbnn.config.own import imported
 from fedbnn.errors import ConfigError, DataError, RunDirectoryError
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.own import imported
+from fedbnn.protocol.state import Malformed, State
+from fedbnn.protocol.stream import Task
 from fedbnn.seeds import address
-from fedbnn.state import Malformed, State
 from fedbnn.storage import files
-from fedbnn.stream import Task
 
 LOOK = Preprocess((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet: all scale pixels alike, and nobody sees the images of all."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from datamodules.cache import Located, Original, Split
+from fedbnn.config.own import imported
 from fedbnn.errors import DataError
 from fedbnn.images import Array, as_picture
-from fedbnn.own import imported
 
 
 def own_data(source: str) -> Located:

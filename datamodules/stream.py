@@ -16,7 +16,7 @@ from datamodules.scenarios import Partitioner, draws, largest_remainder, require
 from datamodules.sources import DatasetRegistry, source_names
 from fedbnn.config.ranges import Count, NonNegativeCount, Positive, Side
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
-from fedbnn.stream import Task
+from fedbnn.protocol.stream import Task
 
 _TEST_BATCH = 256
 

@@ -21,8 +21,8 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedbnn import own
 from fedbnn.bayes.flatten import Layout, constants, layout_of
+from fedbnn.config import own
 from fedbnn.config.parse import restored
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
@@ -32,7 +32,7 @@ from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess, stacked
 from fedbnn.networks import NETWORKS
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage import files, run_dir
 
 FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedbnn import memory
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.privacy import Privacy, Question, clipped, noised, unit
 from fedbnn.errors import DataError
@@ -18,13 +17,14 @@ from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import ExactHead, Head, exact, gaussian, plain_sums, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet
-from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, Update, is_receipt
+from fedbnn.machine import memory
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
+from fedbnn.protocol.messages import ANNOUNCE, FitInstruction, FitResult, Update, is_receipt
+from fedbnn.protocol.state import State, content_digest
+from fedbnn.protocol.stream import Stream
 from fedbnn.seeds import address, forked
-from fedbnn.state import State, content_digest
-from fedbnn.stream import Stream
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import Answer, Fit, fit_points
 from lightning_modules.svi_client import PosteriorFit

@@ -13,9 +13,9 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing import ProcessRaisedException
 
 from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
-from fedbnn.devices import CPU, described
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
+from fedbnn.machine.devices import CPU, described
 
 
 @dataclass(frozen=True)

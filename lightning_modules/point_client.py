@@ -17,8 +17,8 @@ from fedbnn.images import Batch
 from fedbnn.methods import Method
 from fedbnn.methods.base import Assignment, LocalObjective
 from fedbnn.networks import Classifier
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked
-from fedbnn.state import State
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 
 TERMS = ("loss", "kl")

@@ -12,9 +12,9 @@ from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
-from fedbnn.devices import CPU, visiting
-from fedbnn.messages import FitInstruction
+from fedbnn.machine.devices import CPU, visiting
 from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.protocol.messages import FitInstruction
 from fedbnn.seeds import forked
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.point_client import UNTRAINED, Answer, ClientModule, Fit, optimizer

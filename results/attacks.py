@@ -26,7 +26,7 @@ from fedbnn.federation.engines import Answer, Engine, SerialEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import joined
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 HERE = Path(__file__).resolve().parent
 ATTACKS = ("none", *ON_UPDATES, *ON_IMAGES)

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.images import ImageSet
-from fedbnn.messages import FitInstruction, FitResult, Update, read_update
 from fedbnn.methods.aggregation import TRAIN
-from fedbnn.state import State
-from fedbnn.stream import Stream
+from fedbnn.protocol.messages import FitInstruction, FitResult, Update, read_update
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 
 CORNER = 3
 Steps = dict[str, Tensor]

@@ -16,7 +16,7 @@ from fedbnn.federation import server
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.federation.experiment import Experiment, budget
 from fedbnn.federation.parts import Federation
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
 

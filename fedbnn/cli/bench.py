@@ -22,7 +22,6 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 
-from fedbnn import memory
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
@@ -36,11 +35,12 @@ from fedbnn.federation.engines import one_thread
 from fedbnn.federation.exchange import totals
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.gaussian import EXCHANGE
-from fedbnn.messages import FitInstruction, FitResult
+from fedbnn.machine import memory
 from fedbnn.networks import NETWORKS, Classifier
+from fedbnn.protocol.messages import FitInstruction, FitResult
+from fedbnn.protocol.stream import Stream
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import rounds
-from fedbnn.stream import Stream
 from fedbnn.tracking import console
 
 Row = dict[str, Any]

@@ -19,14 +19,14 @@ from threading import Event, Thread
 from time import sleep
 from typing import Any
 
-from fedbnn import memory
 from fedbnn.cli.compose import client_runner
 from fedbnn.cli.main import flags
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Worker
 from fedbnn.federation.engines.flower.loopback import CLIENT, SERVER, Loopback
 from fedbnn.federation.engines.flower.simulation import INSTALL
-from fedbnn.messages import FitResult
+from fedbnn.machine import memory
+from fedbnn.protocol.messages import FitResult
 from fedbnn.storage import run_dir
 
 Row = dict[str, Any]

@@ -13,8 +13,9 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
-from fedbnn import devices, methods, own
+from fedbnn import methods
 from fedbnn.bayes.flatten import Layout, layout_of
+from fedbnn.config import own
 from fedbnn.config.parse import Parsed, restored
 from fedbnn.config.schema import Free, Named, Schema, Section, Value
 from fedbnn.defense.gate import Gate
@@ -26,13 +27,14 @@ from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
 from fedbnn.federation.late import Late
 from fedbnn.heads import HEADS, Head, prototypes
+from fedbnn.machine import devices
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
 from fedbnn.networks import NETWORKS
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 from fedbnn.seeds import address, forked
-from fedbnn.state import State
 from fedbnn.storage.ledger import Retention
-from fedbnn.stream import Stream
 from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining

@@ -18,10 +18,10 @@ from typing import Any, Literal, get_type_hints
 from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from fedbnn.config import yaml
+from fedbnn.config.own import imported
 from fedbnn.config.ranges import WORDS
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
 from fedbnn.errors import ConfigError, did_you_mean
-from fedbnn.own import imported
 
 USAGE = "python train.py --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."

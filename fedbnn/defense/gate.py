@@ -20,9 +20,9 @@ from fedbnn.defense import robust, rules
 from fedbnn.defense.moves import Moves, moves_of_points
 from fedbnn.errors import FederationError
 from fedbnn.heads.checks import Apart
-from fedbnn.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
 from fedbnn.methods.aggregation import largest
-from fedbnn.state import Malformed, State
+from fedbnn.protocol.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
+from fedbnn.protocol.state import Malformed, State
 from fedbnn.storage.files import Rejected, Spool
 
 Spec = Mapping[str, tuple[tuple[int, ...], torch.dtype]]

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedbnn.messages import Update, class_counts
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 SUMS = ("posteriors.sum", "exact.sum")
 

@@ -38,11 +38,11 @@ from fedbnn.config.ranges import Count, NonNegative, OpenUnitInterval, Positive
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import ConfigError
 from fedbnn.heads import ExactHead, Head, LinearHead, exact, gaussian, plain_sums
-from fedbnn.messages import Update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.exact import Exact
 from fedbnn.methods.fedavg import FedAvg, FedProx
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 Steps = dict[str, Tensor]
 GAIN, HALF = 0.05, math.sqrt(0.5)

@@ -32,7 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbnn.messages import Update
+from fedbnn.protocol.messages import Update
 
 Rule = Literal["influence", "trimmed_mean", "median", "krum", "multi_krum", "clipping"]
 BY_COORDINATE = ("trimmed_mean", "median")

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Count, NonNegativeCount
-from fedbnn.devices import CPU
 from fedbnn.evaluation import metrics
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet
+from fedbnn.machine.devices import CPU
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream, Task
 from fedbnn.seeds import generator
-from fedbnn.state import State
-from fedbnn.stream import Stream, Task
 
 REGIMES = ("task_aware", "class_agnostic")
 UNCERTAINTIES = ("entropy", "mutual_information", "unknown_class")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from torchmetrics.functional import classification
 
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 BINS, HISTOGRAM_BINS, MOST_SCALES = 15, 30, 1_000_000
 SMALLEST = torch.finfo(torch.float32).eps

@@ -21,8 +21,8 @@ from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet
 from fedbnn.methods.bounds import JointStream
-from fedbnn.state import State
-from fedbnn.stream import Stream
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 
 HEADS = ("ours", "oracle")
 Row = dict[str, float]

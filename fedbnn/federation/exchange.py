@@ -14,9 +14,9 @@ from fedbnn.federation.parts import COUNTS, Federation, RoundStats, SampleCounts
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
-from fedbnn.messages import FitInstruction, FitResult, Refused, Update, read_update
 from fedbnn.methods.aggregation import TRAIN, Aggregator
-from fedbnn.state import State, content_digest
+from fedbnn.protocol.messages import FitInstruction, FitResult, Refused, Update, read_update
+from fedbnn.protocol.state import State, content_digest
 from fedbnn.storage.files import Spool
 
 Exchange = Aggregator | StatisticsAggregator | ExactAggregator

@@ -25,12 +25,12 @@ from fedbnn.federation.late import Late
 from fedbnn.federation.parts import Federation
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.methods import Method
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 from fedbnn.report import page
-from fedbnn.state import State
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger, Retention
-from fedbnn.stream import Stream
 from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 

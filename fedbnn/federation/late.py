@@ -14,9 +14,9 @@ from typing import Literal
 
 from fedbnn.config.ranges import Count
 from fedbnn.errors import ConfigError
-from fedbnn.messages import FitResult, Refused, read_update
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
+from fedbnn.protocol.messages import FitResult, Refused, read_update
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
 from fedbnn.federation.late import Late, Order
 from fedbnn.heads import ExactHead, Head, LinearHead
-from fedbnn.messages import FitResult
 from fedbnn.methods import Method
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitResult
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
-from fedbnn.stream import Stream
 from fedbnn.tracking.console import Watcher
 
 Record = dict[str, Any]

@@ -18,8 +18,8 @@ from fedbnn.defense.gate import Candidates, ExpectedUpdate
 from fedbnn.errors import FederationError
 from fedbnn.federation.exchange import keep_late
 from fedbnn.federation.parts import COUNTS, Federation, RoundStats
-from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, Update
-from fedbnn.state import State, content_digest
+from fedbnn.protocol.messages import ANNOUNCE, FitInstruction, FitResult, Update
+from fedbnn.protocol.state import State, content_digest
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 Roll = dict[str, dict[int, Any]]

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter, process_time
 
-from fedbnn import memory
 from fedbnn.errors import NumericalError
 from fedbnn.federation.exchange import Exchange, exchange, sample_counts
 from fedbnn.federation.parts import Federation, Record, RoundStats, SampleCounts
@@ -13,10 +12,11 @@ from fedbnn.federation.roll_call import roll_call
 from fedbnn.heads import ExactHead, GaussianHead, exact, gaussian
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import StatisticsAggregator
+from fedbnn.machine import memory
 from fedbnn.methods.aggregation import Aggregator
 from fedbnn.methods.base import Consolidation
 from fedbnn.methods.fedbnn import FactorAggregator
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 
 def run(federation: Federation, initial: State) -> State:

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedbnn.heads.factor import square, triangle
 from fedbnn.heads.posteriors import SMALLEST, ClassPosteriors
 from fedbnn.heads.prototypes import padded
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 
 @dataclass(frozen=True)

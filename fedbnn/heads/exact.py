@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, Head, checks, plain_sums
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.factor import factor, length, square, triangle, unpacked
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, Spec
 from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet
-from fedbnn.messages import Update, class_counts
-from fedbnn.random_conv import RandomConv
-from fedbnn.state import State
+from fedbnn.machine.devices import CPU, visiting
+from fedbnn.networks.random_conv import RandomConv
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 NAME, ROWS = "exact", "exact.rows"
 COUNT, SUM, MOMENT = plain_sums.names(NAME)

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.devices import CPU, visiting
 from fedbnn.heads import GaussianHead, checks, plain_sums
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
 from fedbnn.heads.factor import factor, length, unpacked
 from fedbnn.images import ImageSet
-from fedbnn.messages import Update, class_counts
-from fedbnn.state import State
+from fedbnn.machine.devices import CPU, visiting
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 Tensors = dict[str, Tensor]

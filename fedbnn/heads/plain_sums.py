@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads.factor import length, square, triangle, unpacked
-from fedbnn.messages import Update, class_counts
+from fedbnn.protocol.messages import Update, class_counts
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 HEADS = ("exact", "posteriors")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads.prototypes import padded
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 NAMES = ("mean", "count", "scatter", "weight")
 SMALLEST = 1e-300

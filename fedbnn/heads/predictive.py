@@ -16,14 +16,14 @@ from torch.nn.functional import linear as linear_of
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.model import FeatureClassifier
-from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead, exact
 from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.prototypes import trained
 from fedbnn.images import ImageSet
+from fedbnn.machine.devices import CPU, visiting
+from fedbnn.protocol.state import State
 from fedbnn.seeds import generator
-from fedbnn.state import State
 
 BATCH = 500
 Read = tuple[Tensor, Tensor]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 
 def empty(width: int) -> dict[str, Tensor]:

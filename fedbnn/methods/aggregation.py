@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads import checks
-from fedbnn.messages import Update, class_counts
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN, BUFFERS = "train", "buffers"

@@ -17,11 +17,11 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, joined
-from fedbnn.messages import FitInstruction, Refused
 from fedbnn.methods.aggregation import Aggregator, ServerStep, Spec
 from fedbnn.networks import Classifier
-from fedbnn.state import State
-from fedbnn.stream import Stream
+from fedbnn.protocol.messages import FitInstruction, Refused
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 
 Tensors = dict[str, Tensor]
 Anchors = Mapping[str, tuple[Tensor, Tensor]]

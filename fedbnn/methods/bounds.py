@@ -25,8 +25,8 @@ from fedbnn.images import ImageSet, joined
 from fedbnn.methods.aggregation import WHOLE, Aggregator, Spec
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
-from fedbnn.state import State
-from fedbnn.stream import Stream
+from fedbnn.protocol.state import State
+from fedbnn.protocol.stream import Stream
 
 
 @dataclass(frozen=True)

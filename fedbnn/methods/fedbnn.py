@@ -44,7 +44,6 @@ from fedbnn.config.ranges import NonNegative, NonNegativeCount, Positive, Share
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
 from fedbnn.heads.checks import LONG, Apart, farthest, lower_median
-from fedbnn.messages import Update
 from fedbnn.methods.aggregation import (
     ROUNDING,
     Aggregator,
@@ -58,7 +57,8 @@ from fedbnn.methods.aggregation import (
 )
 from fedbnn.methods.base import Method
 from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold, Product, Scaled, factor_of
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 LONGEST = 20.0
 

@@ -36,12 +36,12 @@ from torch import Tensor, nn
 from fedbnn.config.ranges import Positive, Share, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
-from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, WeightedMean
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
 from fedbnn.methods.lwf import Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS, GIVEN = "fcil.signals", "given"

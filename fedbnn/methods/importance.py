@@ -30,11 +30,11 @@ from torch.func import functional_call, grad, vmap
 from fedbnn.config.ranges import Count, NonNegative, UnitInterval
 from fedbnn.heads.checks import Apart, apart_in_size
 from fedbnn.heads.prototypes import gathered, trained
-from fedbnn.messages import Update
 from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, largest, pieces
 from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method, Penalty, Tensors
 from fedbnn.networks import Classifier
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")

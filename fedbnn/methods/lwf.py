@@ -24,7 +24,7 @@ from fedbnn.config.ranges import Count, NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method
 from fedbnn.networks import Classifier
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 TEACHER, MODEL = "teacher", ("backbone", "buffers", "prototypes")
 

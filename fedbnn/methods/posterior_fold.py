@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.messages import Update, class_counts
 from fedbnn.methods.aggregation import WeightedMean, extrapolated, tempered
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 LOG = logging.getLogger(__name__)
 Pair = tuple[Tensor, Tensor]

@@ -25,7 +25,6 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.config.ranges import Positive
 from fedbnn.heads import checks
 from fedbnn.heads.prototypes import grow, padded
-from fedbnn.messages import Refused, Update
 from fedbnn.methods.aggregation import (
     Aggregator,
     Fold,
@@ -37,7 +36,8 @@ from fedbnn.methods.aggregation import (
 )
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Tensors
 from fedbnn.networks import Classifier
-from fedbnn.state import State
+from fedbnn.protocol.messages import Refused, Update
+from fedbnn.protocol.state import State
 
 BACKBONE, PROTOTYPES = "backbone.scaffold", "prototypes.scaffold"
 ALIKE = 0.99

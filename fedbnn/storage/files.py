@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import torch
 
-from fedbnn import state
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import Payload
+from fedbnn.protocol import state
+from fedbnn.protocol.state import Payload
 
 ASIDE, GONE = ".aside-", ".gone-"
 MEMORY, TEXT, DEEPEST = 2**30, 2**28, 32

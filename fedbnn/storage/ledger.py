@@ -29,7 +29,7 @@ from typing import Any
 
 from fedbnn.config.ranges import Count
 from fedbnn.errors import ConfigError, RunDirectoryError
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage import files
 from fedbnn.storage.files import Damaged, Spool, locked, remove_tree, writing
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import digest
+from fedbnn.protocol.state import digest
 from fedbnn.storage import files
 from fedbnn.storage.files import Damaged, as_json, write_atomic
 from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, finite

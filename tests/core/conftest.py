@@ -14,8 +14,8 @@ from fedbnn.federation.parts import Federation, check
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
+from fedbnn.protocol.state import State
 from fedbnn.seeds import address, forked
-from fedbnn.state import State
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
 from lightning_modules.client_runner import ClientRunner

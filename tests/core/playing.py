@@ -8,8 +8,8 @@ from datamodules.stream import FederatedStream
 from fedbnn.federation import server
 from fedbnn.federation.engines import Private, SerialEngine
 from fedbnn.federation.parts import Federation
-from fedbnn.messages import Failure, FitResult
-from fedbnn.state import State
+from fedbnn.protocol.messages import Failure, FitResult
+from fedbnn.protocol.state import State
 from lightning_modules.client_trainer import LocalTraining
 
 Federate = Callable[..., tuple[Federation, State]]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.messages import Update
 from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 
 Posterior = tuple[Tensor, Tensor]
 NAMES = ("a", "b", "c")

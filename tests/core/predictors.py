@@ -13,7 +13,7 @@ from fedbnn.heads import GaussianHead, Head, prototypes
 from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 SHAPE = (1, 4, 4)
 LOOK = Preprocess((0.4,), (0.3,))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedbnn.state import LENGTH_BYTES, Malformed, content_digest, pack, unpack
+from fedbnn.protocol.state import LENGTH_BYTES, Malformed, content_digest, pack, unpack
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.zeros(0), "scalar": torch.tensor(3)}
 META = {"text": 'ü|"', "list": [1, {"x": None}], "number": 0.1}

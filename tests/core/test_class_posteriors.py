@@ -14,7 +14,7 @@ from fedbnn.heads.factor import square, triangle, unpacked
 from fedbnn.heads.gaussian import FACTOR, measure
 from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, backbones, exchange, folded, statistics, world
 
 seeds = st.integers(0, 2**32)

@@ -15,11 +15,11 @@ from fedbnn.federation.engines import ClientFailed
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.methods.base import Assignment
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction, Update, read_update
+from fedbnn.protocol.state import State
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.point_client import Fit

@@ -14,11 +14,11 @@ from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.errors import ConfigError
 from fedbnn.heads import LinearHead, prototypes
-from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import METHODS, FedBNN
 from fedbnn.methods.importance import fisher_sum
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction, Update, read_update
+from fedbnn.protocol.state import State
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.svi_client import posterior_of

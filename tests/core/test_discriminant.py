@@ -12,8 +12,8 @@ from torch import Tensor
 from fedbnn.heads import GaussianHead
 from fedbnn.heads.discriminant import Discriminant, shrinkage
 from fedbnn.heads.posteriors import ClassPosteriors
-from fedbnn.messages import Update
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
 
 PLAIN = GaussianHead(temperature=1.0)

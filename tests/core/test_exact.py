@@ -22,12 +22,12 @@ from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.exact import COUNT, MOMENT, ROWS, SUM, ExactAggregator, PriorMean
 from fedbnn.heads.factor import factor
 from fedbnn.heads.predictive import Predictor
-from fedbnn.messages import Update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.exact import Exact
 from fedbnn.networks import MLP, FixedFeatures
-from fedbnn.random_conv import RandomConv
-from fedbnn.state import State
+from fedbnn.networks.random_conv import RandomConv
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, world
 
 HEAD = ExactHead(filters=4)

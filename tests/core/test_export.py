@@ -18,7 +18,7 @@ from fedbnn.errors import DataError, RunDirectoryError
 from fedbnn.export import CARD, MODEL, Card, load
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.networks import MLP, NETWORKS
-from fedbnn.state import digest
+from fedbnn.protocol.state import digest
 from fedbnn.storage.files import sealed, unsealed
 from tests.core.parsing import parsed
 from tests.core.predictors import (

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.messages import Update
 from fedbnn.methods.posterior_fold import FOLDS
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.posteriors import (
     COUNTS,
     assert_same,

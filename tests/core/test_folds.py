@@ -10,9 +10,9 @@ from jsonargparse import ArgumentError
 
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.errors import ConfigError
-from fedbnn.messages import Update
 from fedbnn.methods import FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.parsing import parsed
 from tests.core.posteriors import (
     COUNTS,

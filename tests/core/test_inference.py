@@ -11,9 +11,9 @@ from datamodules.stream import ClientData
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import FitInstruction
 from fedbnn.methods import FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction
+from fedbnn.protocol.state import State
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining
 from lightning_modules.svi_client import Start, SVIClient, kl_weights
 

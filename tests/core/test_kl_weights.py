@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
-from fedbnn.messages import FitInstruction
 from fedbnn.methods import FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction
+from fedbnn.protocol.state import State
 from lightning_modules.svi_client import kl_weights
 
 

@@ -13,10 +13,17 @@ from fedbnn.federation import late, server
 from fedbnn.federation.engines import Engine, Private
 from fedbnn.federation.late import Late, Order
 from fedbnn.federation.parts import Federation
-from fedbnn.messages import Failure, FitInstruction, FitResult, Refused, Update, read_update
 from fedbnn.methods import FedAvg, FedBNN, Method
+from fedbnn.protocol.messages import (
+    Failure,
+    FitInstruction,
+    FitResult,
+    Refused,
+    Update,
+    read_update,
+)
+from fedbnn.protocol.state import State
 from fedbnn.seeds import generator
-from fedbnn.state import State
 from tests.core.playing import FAST, Federate, Short, sha
 
 ROUNDS = 6

@@ -12,10 +12,10 @@ from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead
-from fedbnn.messages import FitInstruction, FitResult, read_update
 from fedbnn.methods import FCIL, METHODS, FedAvg, FedBNN, Scaffold
 from fedbnn.methods.exact import Exact
 from fedbnn.methods.importance import EWC
+from fedbnn.protocol.messages import FitInstruction, FitResult, read_update
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 PAGE = (Path(__file__).parents[2] / "docs/privacy.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from fedbnn import memory
+from fedbnn.machine import memory
 
 glibc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
 MB = 2**20

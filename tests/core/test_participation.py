@@ -13,9 +13,9 @@ from fedbnn.errors import FederationError
 from fedbnn.federation import server
 from fedbnn.federation.parts import Federation
 from fedbnn.heads import GaussianHead
-from fedbnn.messages import Failure, FitInstruction, FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import Failure, FitInstruction, FitResult, read_update
+from fedbnn.protocol.state import State
 from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 

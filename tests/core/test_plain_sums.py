@@ -12,9 +12,9 @@ from fedbnn.heads import ExactHead, GaussianHead, plain_sums
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.exact import SumsAggregator as ExactSums
 from fedbnn.heads.gaussian import SumsAggregator
-from fedbnn.messages import Update
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world
 
 WIDTH, CLIENTS = 4, 3

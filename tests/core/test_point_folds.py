@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from fedbnn.messages import Update
 from fedbnn.methods.aggregation import PointFold
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.posteriors import NAMES
 
 

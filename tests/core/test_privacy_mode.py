@@ -10,10 +10,10 @@ from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluate import Evaluation, evaluate_clients
 from fedbnn.heads import GaussianHead, LinearHead
 from fedbnn.heads.predictive import Predictor
-from fedbnn.messages import FitResult, read_update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitResult, read_update
+from fedbnn.protocol.state import State
 from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 

@@ -16,11 +16,11 @@ from fedbnn.heads import ExactHead, GaussianHead
 from fedbnn.heads.exact import COUNT, MOMENT, SUM
 from fedbnn.heads.gaussian import measure
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import FitInstruction, FitResult, read_update
 from fedbnn.methods import FedBNN
 from fedbnn.methods.exact import Exact
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction, FitResult, read_update
+from fedbnn.protocol.state import State
 from tests.core.playing import FAST, Federate, Overheard, Short, after
 
 OPEN = Gate(influence_cap=None)

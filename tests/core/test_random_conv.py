@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.networks import FixedFeatures
-from fedbnn.random_conv import RandomConv, _covariance, gabor_filters
+from fedbnn.networks.random_conv import RandomConv, _covariance, gabor_filters
 
 
 def pictures(*shape: int) -> Tensor:

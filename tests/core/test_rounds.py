@@ -12,9 +12,9 @@ from fedbnn.defense.gate import Gate
 from fedbnn.evaluation.evaluate import Evaluation, evaluate_round
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.heads.predictive import Predictor
-from fedbnn.messages import FitInstruction, FitResult
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP
+from fedbnn.protocol.messages import FitInstruction, FitResult
 from fedbnn.storage.ledger import Ledger
 from lightning_modules.client_trainer import LocalTraining
 from tests.core.playing import FAST, Federate, Overheard, Short, after, sha

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fedbnn.evaluation.metrics import scale_quantiles
 from fedbnn.heads import prototypes
 from fedbnn.heads.prototypes import Assembly
-from fedbnn.messages import FitInstruction
+from fedbnn.protocol.messages import FitInstruction
+from fedbnn.protocol.state import Malformed, State, unpack
 from fedbnn.seeds import address, forked, generator
-from fedbnn.state import Malformed, State, unpack
 
 
 def filled(scale: bool = False) -> State:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.messages import FitResult, Update
 from fedbnn.methods.aggregation import influence_of_point
+from fedbnn.protocol.messages import FitResult, Update
 from fedbnn.storage.files import Rejected, Spool
 
 ROLL = {client: {"cat": 6, "dog": 4} for client in range(5)}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.federation import exchange
-from fedbnn.messages import FitResult, Update
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitResult, Update
+from fedbnn.protocol.state import State
 from fedbnn.storage.files import Rejected, Spool
 
 Attack = Mapping[str, Callable[[Tensor], Tensor]]

@@ -16,8 +16,15 @@ from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.heads import factor
-from fedbnn.messages import Failure, FitInstruction, FitResult, Update, class_counts, read_update
-from fedbnn.stream import Stream
+from fedbnn.protocol.messages import (
+    Failure,
+    FitInstruction,
+    FitResult,
+    Update,
+    class_counts,
+    read_update,
+)
+from fedbnn.protocol.stream import Stream
 from results.quick import Asked, Remembering
 
 Results = dict[str, Any]

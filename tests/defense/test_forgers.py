@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedbnn.defense.gate import Gate
-from fedbnn.messages import Update
 from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.protocol.messages import Update
 from tests.defense.worlds import CLIENTS, Attack, World, errors, forged, judged, truth_and_updates
 
 WORLDS = {

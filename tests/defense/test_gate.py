@@ -15,7 +15,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.defense.gate import Candidates, Gate
 from fedbnn.errors import Exit, FederationError
-from fedbnn.messages import Failure, FitResult, Update, read_update
+from fedbnn.protocol.messages import Failure, FitResult, Update, read_update
 from fedbnn.storage.files import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 

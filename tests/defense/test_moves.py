@@ -9,10 +9,10 @@ from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.defense.gate import Gate
 from fedbnn.defense.moves import moves_of_means, moves_of_points
 from fedbnn.defense.robust import squared_distances
-from fedbnn.messages import Update
 from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.defense.worlds import CLIENTS, World, forged, judged, truth_and_updates
 
 

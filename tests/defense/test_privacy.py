@@ -19,12 +19,12 @@ from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy, Protection, Question
 from fedbnn.errors import ConfigError, Exit, PrivacyError
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead
-from fedbnn.messages import Update
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.exact import Exact
 from fedbnn.methods.scaffold import Scaffold
 from fedbnn.networks import MLP
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.defense.worlds import CLIENTS, WIDTH, World, truth_and_updates
 
 WORLD, OPEN = World(new_class=True), Gate(influence_cap=None)

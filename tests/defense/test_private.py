@@ -11,9 +11,9 @@ from torch import Tensor
 
 from datamodules.stream import FederatedStream
 from fedbnn.federation.engines import Answer, Private
-from fedbnn.messages import FitResult, is_receipt, read_update
 from fedbnn.methods import FCIL, FedAvg, FedBNN, Local, Method, Scaffold
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitResult, is_receipt, read_update
+from fedbnn.protocol.state import State
 from fedbnn.storage.ledger import Ledger
 from tests.core.conftest import digits, federate
 from tests.core.playing import FAST, Federate, Short, after

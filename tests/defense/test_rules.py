@@ -9,8 +9,8 @@ import torch
 
 from fedbnn.defense import robust, rules
 from fedbnn.defense.gate import Gate
-from fedbnn.messages import Update
 from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.protocol.messages import Update
 from tests.defense.worlds import CLIENTS, World, errors, forged, judged, truth_and_updates
 
 RULES = ("trimmed_mean", "median", "krum", "multi_krum", "clipping")

@@ -17,7 +17,7 @@ from fedbnn.methods import METHODS, FedBNN, Method
 from fedbnn.methods.aggregation import Aggregator
 from fedbnn.methods.fedbnn import FactorAggregator, _rows
 from fedbnn.methods.importance import ImportanceMethod
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from tests.core.conftest import digits, federate
 from tests.core.playing import FAST, Federate, Short, after
 from tests.defense.exchanges import Attack, Played, overhear

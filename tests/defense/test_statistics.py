@@ -15,8 +15,8 @@ from fedbnn.heads.exact import SUM, ExactAggregator
 from fedbnn.heads.factor import factor, triangle, unpacked
 from fedbnn.heads.gaussian import FACTOR
 from fedbnn.heads.gaussian import SUM as SUMS
-from fedbnn.messages import Update
-from fedbnn.state import State
+from fedbnn.protocol.messages import Update
+from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, exchange, statistics
 from tests.defense.exchanges import Attack, Played
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
-from fedbnn.messages import FitResult, Update
 from fedbnn.methods.fedbnn import FedBNN
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitResult, Update
+from fedbnn.protocol.state import State
 from fedbnn.storage.files import Rejected, Spool
 
 CLIENTS, SITES, WIDTH = 5, 60, 20

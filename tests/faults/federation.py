@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Gate
 from fedbnn.federation.engines import Engine, SerialEngine
-from fedbnn.messages import FitInstruction, FitResult, Update
 from fedbnn.methods.aggregation import influence_of_factor
+from fedbnn.protocol.messages import FitInstruction, FitResult, Update
+from fedbnn.protocol.state import State, content_digest
 from fedbnn.seeds import generator
-from fedbnn.state import State, content_digest
 from fedbnn.storage import run_dir as directory
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger, append_record

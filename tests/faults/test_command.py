@@ -11,8 +11,8 @@ import torch
 
 import train
 from fedbnn.federation.engines import SerialEngine
-from fedbnn.messages import Failure, FitResult, read_update
-from fedbnn.state import digest
+from fedbnn.protocol.messages import Failure, FitResult, read_update
+from fedbnn.protocol.state import digest
 from fedbnn.storage.files import as_json
 from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY, Method

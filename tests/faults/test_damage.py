@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedbnn.errors import Exit, RunDirectoryError
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage.files import as_json
 from fedbnn.storage.ledger import Ledger
 

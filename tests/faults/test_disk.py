@@ -14,7 +14,7 @@ import torch
 
 from fedbnn.cli.train import EXHAUSTED, traceback_to
 from fedbnn.errors import Exit, RunDirectoryError
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import Rejected, Spool, write_atomic
 from fedbnn.storage.ledger import Ledger

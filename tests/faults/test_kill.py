@@ -10,7 +10,7 @@ import pytest
 
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import FederationError
-from fedbnn.messages import Failure
+from fedbnn.protocol.messages import Failure
 from fedbnn.storage.run_dir import records
 from tests.faults.federation import fingerprint, run
 

@@ -13,7 +13,7 @@ from fedbnn.cli.train import parse
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
 from fedbnn.federation.experiment import Experiment, run
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from fedbnn.storage import run_dir as runs
 from fedbnn.storage.ledger import Ledger
 from tests.faults.command import TINY

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedbnn import memory
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines import SerialEngine
 from fedbnn.federation.parts import Federation
 from fedbnn.heads import LinearHead, prototypes
-from fedbnn.messages import FitInstruction, FitResult, Update
+from fedbnn.machine import memory
 from fedbnn.methods import Scaffold
 from fedbnn.methods.scaffold import BACKBONE, PROTOTYPES
 from fedbnn.networks import MLP
+from fedbnn.protocol.messages import FitInstruction, FitResult, Update
+from fedbnn.protocol.state import State, content_digest
 from fedbnn.seeds import generator
-from fedbnn.state import State, content_digest
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
 

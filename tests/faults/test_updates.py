@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates, Gate
-from fedbnn.messages import Update, read_update
-from fedbnn.state import pack, unpack
+from fedbnn.protocol.messages import Update, read_update
+from fedbnn.protocol.state import pack, unpack
 from fedbnn.storage.files import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 

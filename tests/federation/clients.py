@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.messages import FitResult
+from fedbnn.protocol.messages import FitResult
+from fedbnn.protocol.state import digest
 from fedbnn.seeds import address, forked
-from fedbnn.state import digest
 
 
 class Echo:

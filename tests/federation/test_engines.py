@@ -18,7 +18,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import SerialEngine, one_thread, worker
 from fedbnn.federation.engines.process import ProcessEngine, environment
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 from tests.federation import clients
 
 ENTRY = "tests.federation.clients:"

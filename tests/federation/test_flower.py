@@ -18,7 +18,7 @@ from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.flower.client import client_app, clients_of
 from fedbnn.federation.engines.flower.engine import FlowerEngine
 from fedbnn.federation.engines.flower.wire import Order
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 from tests.federation import clients
 from tests.federation.grids import LEFT, Fault, LocalGrid, crossed
 from tests.federation.test_engines import ENTRY, RAISED, TROUBLE, by_client, nothing, reasons

@@ -11,7 +11,7 @@ import pytest
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import worker
 from fedbnn.federation.engines.process import ProcessEngine
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 from tests.federation import hostile
 
 PROTOCOL = "its worker broke the protocol"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from fedbnn.storage.ledger import Ledger, append_record
 from fedbnn.storage.run_dir import environment, reconcile, records, write_json
 

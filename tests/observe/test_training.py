@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedbnn.federation.parts import RoundStats
-from fedbnn.messages import FitResult
+from fedbnn.protocol.messages import FitResult
 from lightning_modules.point_client import Meter
 
 

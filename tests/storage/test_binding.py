@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage import run_dir as runs
 from fedbnn.storage.files import sealed, unsealed
 from fedbnn.storage.ledger import Ledger, append_record

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from fedbnn.storage.files import write_atomic
 from fedbnn.storage.ledger import Ledger
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbnn.errors import ConfigError
-from fedbnn.state import State, digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage.ledger import Ledger
 
 

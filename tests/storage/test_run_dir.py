@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedbnn.errors import RunDirectoryError
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 from fedbnn.storage import run_dir as runs
 from fedbnn.storage.ledger import Ledger
 

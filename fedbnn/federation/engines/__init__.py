@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from fedbnn.errors import FedBNNError
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 
 Answer = FitResult | Failure
 Private = Callable[[int], bytes | None]

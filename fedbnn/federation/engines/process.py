@@ -28,12 +28,12 @@ from threading import Event, Thread
 from types import MappingProxyType
 from typing import Any
 
-from fedbnn import memory
 from fedbnn.config.ranges import Count, Positive
-from fedbnn.devices import pinned
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import Answer, Private, worker
-from fedbnn.messages import Failure, FitResult
+from fedbnn.machine import memory
+from fedbnn.machine.devices import pinned
+from fedbnn.protocol.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
 MAX_HEAD = 2**16

@@ -73,8 +73,8 @@ def composed(entry: str, config: Mapping[str, Any]) -> "Worker":
 
 def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
     """Each instruction comes once, then the clients that shall follow it."""
-    from fedbnn import memory
     from fedbnn.federation.engines import answer
+    from fedbnn.machine import memory
 
     instruction = b""
     while True:
@@ -89,7 +89,7 @@ def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
 
 def _parts(answer: "Answer") -> list[bytes]:
     """An answer as it is sent: a head, then the bytes it announces."""
-    from fedbnn.messages import Failure
+    from fedbnn.protocol.messages import Failure
 
     if isinstance(answer, Failure):
         return [json.dumps(["failure", answer.client, answer.reason[:400]]).encode()]

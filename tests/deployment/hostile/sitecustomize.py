@@ -16,7 +16,7 @@ LONG = 600.0
 
 
 def first(order: Any) -> bool:
-    from fedbnn.messages import FitInstruction
+    from fedbnn.protocol.messages import FitInstruction
 
     return FitInstruction.from_bytes(order.payload).round == 1
 

@@ -16,11 +16,11 @@ from fedbnn.federation.engines import SerialEngine
 from fedbnn.federation.parts import Federation
 from fedbnn.heads import Head, LinearHead, prototypes
 from fedbnn.images import ImageSet, Preprocess
-from fedbnn.messages import Failure, FitResult
 from fedbnn.methods import Method
 from fedbnn.networks import MLP
+from fedbnn.protocol.messages import Failure, FitResult
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked, generator
-from fedbnn.state import State
 from fedbnn.storage.files import Rejected
 from fedbnn.storage.ledger import Ledger
 from lightning_modules.client_runner import ClientRunner

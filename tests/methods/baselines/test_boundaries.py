@@ -17,7 +17,7 @@ from fedbnn.methods.glfc import FCIL
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
 from fedbnn.methods.scaffold import Scaffold
-from fedbnn.state import State
+from fedbnn.protocol.state import State
 
 LINEAR = LinearHead()
 

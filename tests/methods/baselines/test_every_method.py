@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedbnn.heads import HEADS
-from fedbnn.messages import FitInstruction, Update, read_update
 from fedbnn.methods import METHODS, Method, fedavg
 from fedbnn.methods.aggregation import TRAIN, Aggregator
 from fedbnn.methods.fedavg import FedProx
 from fedbnn.methods.fedbnn import FedBNN
+from fedbnn.protocol.messages import FitInstruction, Update, read_update
 
 TRAINED = [name for name, preset in METHODS.items() if preset.method.trains]
 

@@ -8,7 +8,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.images import ImageSet
-from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods.aggregation import MEAN_ITSELF
 from fedbnn.methods.base import Assignment, Replay
 from fedbnn.methods.glfc import (
@@ -27,8 +26,9 @@ from fedbnn.methods.glfc import (
     relation_target,
 )
 from fedbnn.networks import MLP, Classifier
+from fedbnn.protocol.messages import FitInstruction, Update
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked
-from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining
 
 QUICK = LocalTraining(lr=0.03, epochs=5, batch_size=6)

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import importance
 from fedbnn.methods.base import Assignment, Penalty
 from fedbnn.methods.importance import EWC, MAS, ImportanceFold, fisher_sum, sensitivity_sum
 from fedbnn.networks import MLP, Classifier
+from fedbnn.protocol.messages import FitInstruction, Update
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked
-from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining
 
 KINDS = ("importance", "anchor")

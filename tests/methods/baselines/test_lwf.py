@@ -9,8 +9,8 @@ import torch
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.methods.lwf import Distilled, LwF, Teacher, remember, rename
 from fedbnn.networks import MLP, CifarResNet18, Classifier
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked
-from fedbnn.state import State
 
 OLD, NEW = ("a", "b"), ("b", "c", "d")
 SHAPE = (1, 2, 2)

@@ -14,9 +14,9 @@ from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.config.parse import parse
 from fedbnn.federation import experiment
 from fedbnn.networks import MLP, Classifier
+from fedbnn.protocol.stream import Stream
 from fedbnn.report import page
 from fedbnn.seeds import forked
-from fedbnn.stream import Stream
 
 CONFIG = Path(__file__).parents[3] / "conf" / "quickstart.yaml"
 NAMES = ("fedavg", "fedprox", "scaffold", "ewc", "mas", "lwf", "fcil", "joint", "local")

@@ -11,8 +11,8 @@ from fedbnn.methods.base import LocalObjective
 from fedbnn.methods.fedavg import FedAvg
 from fedbnn.methods.scaffold import BACKBONE, PROTOTYPES, Controlled, Scaffold
 from fedbnn.networks import MLP, Classifier
+from fedbnn.protocol.state import State
 from fedbnn.seeds import forked
-from fedbnn.state import State
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.point_client import PointClient
 

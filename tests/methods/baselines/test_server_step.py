@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.messages import FitInstruction, Update
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.aggregation import MOMENTS, PointFold, ServerStep, extrapolated
 from fedbnn.methods.fedavg import FedAvg, FedProx
@@ -17,7 +16,8 @@ from fedbnn.methods.lwf import LwF
 from fedbnn.methods.posterior_fold import Moments, PosteriorFold, Product, Scaled
 from fedbnn.methods.scaffold import Scaffold
 from fedbnn.networks import NETWORKS
-from fedbnn.state import State
+from fedbnn.protocol.messages import FitInstruction, Update
+from fedbnn.protocol.state import State
 from tests.methods.baselines.test_scaffold import _Cut
 
 POINTS = [FedAvg(), FedProx(), Scaffold(), EWC(), MAS(), LwF(), FCIL(), FedBNN(r_init=2)]

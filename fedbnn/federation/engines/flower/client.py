@@ -20,8 +20,8 @@ from fedbnn.errors import FedBNNError
 from fedbnn.federation.engines import Answer, ClientFailed, SerialEngine, Worker
 from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.worker import composed
-from fedbnn.messages import Failure, FitResult, is_receipt
-from fedbnn.state import digest
+from fedbnn.protocol.messages import Failure, FitResult, is_receipt
+from fedbnn.protocol.state import digest
 from fedbnn.storage.files import keep_newest, write_atomic
 
 STATE_DIR, KEPT = "site-state", 8

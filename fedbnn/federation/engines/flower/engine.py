@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedbnn.federation.engines import Answer, Private
 from fedbnn.federation.engines.flower import wire
 from fedbnn.federation.engines.flower.sites import LEFT, QUERY_SECONDS, Sites
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 
 TRAIN, LAUNCH_SECONDS, KEPT_SECONDS, PULL_SECONDS, LOOK_SECONDS = "train", 60.0, 600.0, 0.1, 1.0
 NUDGE_SECONDS = 120.0

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedbnn.federation.engines import Answer
 from fedbnn.federation.engines.process import measured
-from fedbnn.messages import Failure, FitResult
+from fedbnn.protocol.messages import Failure, FitResult
 
 HEAD, BYTES, RAW = "head", "bytes", "fedbnn.bytes"
 LONGEST = 400

