@@ -29,7 +29,7 @@ from fedbnn.methods import METHODS, Method, Preset  # noqa: E402
 NOTEBOOKS = ("first_run", "own_parts", "compare_and_plot")
 EQUATION = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE | re.DOTALL)
 BADGE = re.compile(r"\[(!\[[^]]*\]\([^)]*\))\]\((?!https?:|[\w/]+\.md)[^)]+\)")
-OUTSIDE = re.compile(r"(?<!!)\[[^][]*\]\(((?:results/|[A-Z])[^)]+)\)")
+OUTSIDE = re.compile(r"(?<!!)\[[^][]*\]\((?:\.\./)?((?:results/|[A-Z])[^)]+)\)")
 PICTURE = "results/figures/quickstart.png"
 
 
@@ -57,17 +57,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in what is generated; equations become MathML, which browsers read without a script."""
+    """Fill in what is generated, name files beside docs/ instead of linking them.
+
+    Equations become MathML, which browsers read without a script.
+    """
     for name, write in {"methods": list_of_methods, "settings": settings}.items():
         markdown = markdown.replace(f"<!-- generated: {name} -->", write())
+    markdown = OUTSIDE.sub(r"`\1`", markdown)
     return EQUATION.sub(lambda found: convert(found[1].strip(), display="block"), markdown)
 
 
 def front_page(readme: str) -> str:
-    """README.md, with the links of a page in docs/; files beside it are named, not linked."""
+    """README.md, with the links of a page in docs/."""
     text = readme.replace(PICTURE, "pictures/quickstart.png").replace("](docs/", "](")
-    text = BADGE.sub(r"\1", text.replace(".ipynb)", ".md)"))
-    return OUTSIDE.sub(r"`\1`", text)
+    return BADGE.sub(r"\1", text.replace(".ipynb)", ".md)"))
 
 
 def pages_of_methods() -> dict[str, list[str]]:
