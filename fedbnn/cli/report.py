@@ -29,7 +29,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Arguments("report", "Write report.html of a run, or of several runs together.")
     add, together = parser.add_argument, Path("runs/comparison")
     add("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="finished runs")
-    add("--out", type=Path, default=together, help="where a comparison or a board goes")
+    about = "where a comparison or a board goes; a board also into a Markdown file with two marks"
+    add("--out", type=Path, default=together, help=about)
     about = "write leaderboard.md of all runs at and below RUN_DIR, whatever their streams"
     add("--leaderboard", action="store_true", help=about)
     about = "where the forgetting is: the head of a run against an oracle, by kept round"
@@ -79,13 +80,16 @@ def oracle(directory: Path, data_dir: str | None) -> Path:
 def command(method: str, runs: Runs) -> str:
     """How to repeat these runs of a method: the file of their stream, and what they set besides."""
     first, seeds = runs[0], ",".join(str(seed) for seed in sorted(run["seed"] for run in runs))
-    file = f"conf/{first['scenario']}.yaml"
+    file, head = f"conf/{first['scenario']}.yaml", first["config"].get("head.name")
     words = ["--config", file, "--method", method]
     try:
         plain = dict(flat(parse(words).values))
+        another = plain["head.name"] != head
+        plain = dict(flat(parse([*words, "--head", head]).values)) if another else plain
     except (FedBNNError, OSError):
         return f"python train.py --config {first['run_dir'].name}/config.yaml"
     skip = tuple(f"{name}." for name in (*MAY_DIFFER, *page.OWN))
     differ = {k: v for k, v in first["config"].items() if plain.get(k) != v}
     said = [f" --set {k}={v}" for k, v in differ.items() if not f"{k}.".startswith(skip)]
+    said = [f" --set head={head}"] * another + said
     return f"fedbnn compare --config {file} --methods {method} --seeds {seeds}{''.join(said)}"

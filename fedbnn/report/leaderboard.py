@@ -37,6 +37,8 @@ NOTES = (
     "MB: up and down, of a whole run",
     "seconds: only of runs that had the machine for themselves",
 )
+BEGIN, END = "<!-- leaderboard -->", "<!-- end of the leaderboard -->"
+"""Between these two lines of a Markdown file stands its board."""
 Commands = Callable[[str, Runs], str]
 
 
@@ -50,14 +52,32 @@ def find(places: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def write(run_dirs: Sequence[Path], directory: Path, command: Commands) -> Path:
-    """leaderboard.md and leaderboard.csv of finished runs; `command` says how to repeat a line."""
+def write(run_dirs: Sequence[Path], where: Path, command: Commands) -> Path:
+    """leaderboard.md and leaderboard.csv of finished runs; `command` says how to repeat a line.
+
+    If `where` is a Markdown file, the board goes between its two marks, whatever is around them.
+    """
     made = boards(run_dirs, command)
-    texts = {"md": "\n".join(map(page.markdown, made)), "csv": page.comma_separated(made)}
-    directory.mkdir(parents=True, exist_ok=True)
-    for kind, text in texts.items():
-        write_atomic(directory / f"leaderboard.{kind}", text.encode())
-    return directory / "leaderboard.md"
+    board, file = "\n".join(map(page.markdown, made)), where
+    if where.suffix == ".md":
+        board = _between_marks(where, board)
+    else:
+        where.mkdir(parents=True, exist_ok=True)
+        file = where / "leaderboard.md"
+    write_atomic(file, board.encode())
+    write_atomic(file.with_name("leaderboard.csv"), page.comma_separated(made).encode())
+    return file
+
+
+def _between_marks(file: Path, board: str) -> str:
+    """The text of a file with this board in the place of the one it has."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        what, fix = "no place for a board", f"put the lines {BEGIN} and {END} where it belongs"
+        raise RunDirectoryError(what, str(file), fix)
+    return f"{before}{begin}\n\n{board}\n{end}{after}"
 
 
 def boards(run_dirs: Sequence[Path], command: Commands) -> list[Table]:

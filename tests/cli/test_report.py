@@ -36,6 +36,9 @@ def test_the_command_of_a_line_repeats_its_settings() -> None:
         *("fedbnn", "compare", "--config", "conf/quickstart.yaml", "--methods", "fedavg"),
         *("--seeds", "0,1", "--set", "client.lr=0.02"),
     ]
+    values = parse([*words, "--head", "gaussian", "--seed", "1"]).values
+    told = command("fedavg", [{**run, "config": dict(flat(values))}])
+    assert told.endswith(" --set head=gaussian --set client.lr=0.02")
     lost = command("fedavg", [{**run, "scenario": "nowhere"}])
     assert lost == "python train.py --config x/config.yaml"
 

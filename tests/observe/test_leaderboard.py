@@ -99,3 +99,28 @@ def test_the_board_is_markdown_and_csv(runs: Path) -> None:
 def test_nothing_to_show_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="no finished run"):
         leaderboard.find([tmp_path])
+
+
+def test_a_page_keeps_what_stands_around_its_board(runs: Path) -> None:
+    page = runs / "README.md"
+    page.write_text(f"# Before\n\n{leaderboard.BEGIN}\nyesterday\n{leaderboard.END}\n\nAfter\n")
+    for _ in range(2):  # a second time changes nothing
+        assert leaderboard.write(leaderboard.find([runs]), page, command) == page
+        text = page.read_text()
+        assert text.startswith(f"# Before\n\n{leaderboard.BEGIN}\n")
+        assert text.endswith(f"{leaderboard.END}\n\nAfter\n")
+        assert text.count("| fedavg |") == 1
+        assert "yesterday" not in text
+    assert (runs / "leaderboard.csv").is_file()
+
+
+@pytest.mark.parametrize("text", [None, "no marks", leaderboard.BEGIN, leaderboard.END])
+def test_a_page_without_a_place_for_a_board_is_left_as_it_is(
+    runs: Path, text: str | None
+) -> None:
+    page = runs / "README.md"
+    if text is not None:
+        page.write_text(text)
+    with pytest.raises(RunDirectoryError, match="no place for a board"):
+        leaderboard.write(leaderboard.find([runs]), page, command)
+    assert text == (page.read_text() if page.exists() else None)
