@@ -56,7 +56,10 @@ def test_engines_do_the_same_work_to_the_byte_also_past_the_last_round(home: Pat
     assert "same bytes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("method", "exchanged"), [("fedbnn", True), ("fedavg", False)])
+@pytest.mark.parametrize(
+    ("method", "exchanged"),
+    [("fedbnn", True), pytest.param("fedavg", False, marks=pytest.mark.slow)],
+)
 def test_overhead_is_a_share_of_the_round_and_so_are_statistics(
     home: Path, method: str, exchanged: bool
 ) -> None:

@@ -153,7 +153,7 @@ class Drift:
     [
         ("scaled", 3.0, 6.0),
         ("product", 1.0, 6.0),
-        ("moments", 1.0, 0.0),
+        pytest.param("moments", 1.0, 0.0, marks=pytest.mark.slow),
         ("moments", 1.0, 6.0),
     ],
 )

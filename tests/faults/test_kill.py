@@ -50,7 +50,7 @@ def test_killed_right_after_every_step_that_changes_the_disk(
 @pytest.mark.parametrize(
     ("subject", "count"),
     [
-        ("fedbnn", 6),
+        ("fedbnn", 3),
         pytest.param("scaffold", 6, marks=pytest.mark.slow),
         pytest.param("fcil", 6, marks=pytest.mark.slow),
     ],

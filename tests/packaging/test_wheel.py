@@ -42,8 +42,9 @@ def test_nothing_but_fedbnn_is_at_the_top(installed: Path) -> None:
     assert (installed / "fedbnn" / "py.typed").is_file()
 
 
+@pytest.mark.parametrize("engine", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_the_demo_runs_in_an_empty_folder_beside_foreign_names(
-    installed: Path, tmp_path: Path
+    installed: Path, tmp_path: Path, engine: str
 ) -> None:
     for name in FOREIGN:
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not yours')\n")
@@ -51,7 +52,7 @@ def test_the_demo_runs_in_an_empty_folder_beside_foreign_names(
     words = ("train", "--config", "quickstart", "--method", "fedavg", *short)
     environment = {**os.environ, "PYTHONPATH": str(installed), "WANDB_MODE": "offline"}
     done = subprocess.run(
-        [sys.executable, "-m", "fedbnn", *words, "--engine", "processes", "--engine.workers", "1"],
+        [sys.executable, "-m", "fedbnn", *words, "--engine", engine],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
