@@ -1,4 +1,4 @@
-"""`fedbnn bench step|engines|overhead|memory`: what things cost, as a table and as JSON."""
+"""`fedbnn bench step|rounds|engines|overhead|memory`: what things cost, as a table and as JSON."""
 
 import importlib.util
 import os
@@ -255,6 +255,27 @@ def _batches(stream: Stream, client: Mapping[str, Any], number: int) -> float:
     return perf_counter() - start
 
 
+def _rounds(options: Namespace) -> list[Row]:
+    """Whole rounds from the first one on, a row a task: seconds, and what its end reaches.
+
+    Seconds are medians over the rounds of the task, on one core, evaluation left out.
+    """
+    with TemporaryDirectory() as folder:
+        made = compose(parse(_words(options, _short_tasks(options))), Path(folder) / "run")
+        found = experiment.run(made)
+        lines = run_dir.records(made.run_dir)
+    rows, first = [], 0
+    for task, last in enumerate(found["task_ends"]):
+        row: Row = {"method": options.method, "task": task + 1, "rounds": last - first}
+        row["images"] = median(line["samples"] for line in lines[first:last])
+        spent = [line["seconds"] for line in lines[first:last]]
+        row["round_s"] = median(one["round"] - one["evaluate"] for one in spent)
+        row |= {f"{name}_ts": found[name]["ts"][task] for name in ("task_aware", "class_agnostic")}
+        rows.append(row | {"machine_load": median(line["load"]["machine"] for line in lines)})
+        first = last
+    return rows
+
+
 def _memory(options: Namespace) -> list[Row]:
     """Resident memory of a run at rest after each round: after the first it should not grow."""
     words = _words(options, {**_short_tasks(options), "evaluate.every": "1"})
@@ -315,4 +336,10 @@ def _publish(title: str, found: Sequence[Row], out: Path | None) -> None:
         print(f"written  {out}")
 
 
-MEASURED = {"step": _step, "engines": _engines, "overhead": _overhead, "memory": _memory}
+MEASURED = {
+    "step": _step,
+    "rounds": _rounds,
+    "engines": _engines,
+    "overhead": _overhead,
+    "memory": _memory,
+}

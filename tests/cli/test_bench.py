@@ -84,6 +84,16 @@ def test_overhead_is_a_share_of_the_round_and_so_are_statistics(
     assert (0 < row["statistics_exchange"] < 1) == exchanged
 
 
+def test_rounds_have_a_row_a_task_with_its_seconds_and_its_accuracy(home: Path) -> None:
+    words = ("--config", "tiny.yaml", "--repeats", 1, "--stream.samples_per_round", 60)
+    assert fedbnn("bench", "rounds", *words, "--out", "rounds.json") == 0
+    rows = json.loads((home / "rounds.json").read_text())["rows"]
+    assert [(row["task"], row["rounds"], row["images"]) for row in rows] == [(1, 1, 60), (2, 1, 60)]
+    for row in rows:
+        assert row["round_s"] > 0
+        assert 0 <= row["class_agnostic_ts"] <= row["task_aware_ts"] <= 100
+
+
 def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> None:
     text = (home / "tiny.yaml").read_text()
     assert "rounds_per_task: 2" in text
