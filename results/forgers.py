@@ -62,6 +62,7 @@ def forged(state: State, update: Update, everybody: Sequence[Update], forge: For
         if name.startswith("backbone"):
             found[name] = forge(own, torch.stack([one[name] for _, one in all_steps]))
             continue
+        found[name] = own.clone()  # what was sent stays as it is
         for row, held in enumerate(update.classes):
             theirs = [one[name][c.index(held)] for c, one in all_steps if held in c]
             found[name][row] = forge(own[row], torch.stack(theirs))

@@ -26,7 +26,7 @@ tensors, with l_kc the length of row c,
 
     v_k = max_c l_kc / max(median_j median_c l_jc, L_c) * min(1, n_kc / median_j median_c n_jc)
                                             its longest row, by a typical one
-    trust_k is at most 1 for v_k <= 5,  2 - v_k / 5 up to v_k = 10,  0 beyond
+    trust_k is at most 1 for v_k <= 6,  2 - v_k / 6 up to v_k = 12,  0 beyond
 
 L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
@@ -49,7 +49,7 @@ from torch import Tensor
 from fedbnn.heads.checks import lower_median
 
 PRECISION = "prototypes.precision"
-ROWS, LONG = ("prototypes", PRECISION), 5.0
+ROWS, LONG = ("prototypes", PRECISION), 6.0
 LEAST = 1e-6
 
 

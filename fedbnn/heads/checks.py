@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 20.0, 0.2, 2.5
+APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 50.0, 0.2, 2.5
 Apart = dict[int, tuple[float, str]]
 Counts = Mapping[int, Mapping[str, int]]
 FAR = "a class lies farther out than its images can"
@@ -202,7 +202,7 @@ def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
 def apart_in_size(sizes: Mapping[int, float], name: str, idle: float = 0.0) -> Apart:
     """How large something is by the largest of the others, where honest ones differ by orders.
 
-    The limit is 20 of these, or what is `idle`; two others are needed.
+    The limit is 50 of these, or what is `idle`; two others are needed.
     """
     found: Apart = {}
     for client, own in sizes.items():

@@ -38,7 +38,7 @@ from fedbnn.protocol.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")
-BATCH, FLOATS, IDLE = 256, 2**22, 0.01
+BATCH, FLOATS, IDLE = 256, 2**22, 0.2
 Output = Callable[..., Tensor]
 Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 
@@ -178,9 +178,9 @@ class ImportanceAggregator(Aggregator):
         return self._idle(weights.numel(), _size(weights)) * math.sqrt(weights.numel())
 
     def _idle(self, weights: int, size: float) -> float:
-        """sqrt(Omega) at which so many weights that move by their mean square cost 0.01 nats.
+        """sqrt(Omega) at which so many weights that move by their mean square cost 0.2 nats.
 
-        s Omega P E[theta^2] / 2 = 0.01
+        s Omega P E[theta^2] / 2 = 0.2
         """
         penalty = self.strength * weights * size / 2
         return math.sqrt(IDLE / penalty) if penalty else 0.0
