@@ -221,6 +221,8 @@ class Tally:
         """One case of a test has ended: held, not held, or not tried."""
         if report.when == "call" or report.outcome != "passed":
             outcome = {"passed": "held", "skipped": "not tried"}.get(report.outcome, "not held")
+            if report.outcome == "skipped" and hasattr(report, "wasxfail"):
+                outcome = "not held"  # a limit that is known is a limit
             tried = int(dict(report.user_properties).get("tried", 1))
             self.outcomes.setdefault(category(report.nodeid), Counter())[outcome] += tried
 

@@ -22,6 +22,12 @@ WHEN: dict[str, When] = {
     "all rounds": lambda stream: range(1, stream.rounds + 1),
 }
 """Importances are exchanged where tasks end."""
+NOT_HELD = {
+    ("fedavg", "classes swapped", "all rounds"),
+    ("fedavg", "rows x -20", "all rounds"),
+    ("scaffold", "classes swapped", "all rounds"),
+}
+"""Five to six points: docs/security.md, rows of a linear head where nothing can be compared yet."""
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +59,15 @@ def costs(forged: Results, *without_lies: Results) -> list[float]:
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("method", ["fedbnn", "fedavg", "scaffold", "fcil"])
 def test_a_forger_of_weights_costs_little(
-    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
+    method: str,
+    lie: str,
+    when: str,
+    runs: Callable[[str], Runs],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if (method, lie, when) in NOT_HELD:
+        request.applymarker(pytest.mark.xfail(reason="not held, and the docs say so", strict=True))
     of, without_lies = runs(method), [runs(method).honest()]
     if method != "fedbnn":
         without_lies.append(of.silent("train", when, WHEN[when]))
