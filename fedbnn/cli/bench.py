@@ -267,12 +267,12 @@ def _rounds(options: Namespace) -> list[Row]:
     rows, first = [], 0
     for task, last in enumerate(found["task_ends"]):
         row: Row = {"method": options.method, "task": task + 1, "rounds": last - first}
-        row["images"] = median(line["samples"] for line in lines[first:last])
-        spent = [line["seconds"] for line in lines[first:last]]
+        played, first = lines[first:last], last
+        row["images"] = median(line["samples"] for line in played)
+        spent = [line["seconds"] for line in played]
         row["round_s"] = median(one["round"] - one["evaluate"] for one in spent)
         row |= {f"{name}_ts": found[name]["ts"][task] for name in ("task_aware", "class_agnostic")}
-        rows.append(row | {"machine_load": median(line["load"]["machine"] for line in lines)})
-        first = last
+        rows.append(row | {"machine_load": median(line["load"]["machine"] for line in played)})
     return rows
 
 

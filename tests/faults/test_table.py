@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks import ATTACKS
+from tests.attacks import ATTACKS, Tally
 
 TESTS = Path(__file__).parents[1]
 TABLE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -228,3 +228,22 @@ def test_every_row_has_its_tests(row: str) -> None:
         if name not in names_in(file)
     ]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("outcome", "more", "counted"),
+    [
+        ("passed", {}, "held"),
+        ("failed", {}, "not held"),
+        ("skipped", {}, "not tried"),
+        ("skipped", {"wasxfail": "a known limit"}, "not held"),
+    ],
+)
+def test_a_known_limit_counts_as_not_held(outcome: str, more: dict[str, str], counted: str) -> None:
+    kind, tests = next(iter(ATTACKS.items()))
+    file, names = next(iter(tests.items()))
+    nodeid, where = f"tests/{file}::{names[0]}[case]", (file, 1, names[0])
+    report = pytest.TestReport(nodeid, where, {}, outcome, None, "call", **more)  # type: ignore[arg-type]
+    tally = Tally()
+    tally.pytest_runtest_logreport(report)
+    assert tally.outcomes == {kind: {counted: 1}}
