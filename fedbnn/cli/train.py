@@ -120,7 +120,8 @@ def _train(first: Parsed, others: Mapping[str, Sequence[str]], engine: Engines |
     with apart.beside([[words[one] for one in pile] for pile in theirs]) as codes:
         code = next(filter(None, chain(played, codes)), 0)
     if not code and others:
-        written = page.write(directories, named / "beside", str(first["name"]))
+        title, place = str(first["name"]), named / "beside"
+        written = page.write(directories, place, title, pictures=False)
         averages = tables.averages(list(map(page.results_of, directories)))
         console.show([averages], f"side by side  {written.page}")
     return code

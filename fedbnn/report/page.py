@@ -47,11 +47,13 @@ def write(
     title: str | None = None,
     reference: str = tables.REFERENCE,
     sweep: Varied | None = None,
+    pictures: bool = True,
 ) -> Written:
     """Write report.html and figures/ of finished runs on one stream, and of several their tables.
 
     `sweep` says which setting the runs differ in, and how. A run's own title is its default. In
-    the page, what is not marked as safe is escaped, and a missing part is an error.
+    the page, what is not marked as safe is escaped, and a missing part is an error. The page has
+    its figures within: without `pictures` they are not drawn again as files.
     """
     runs = list(map(results_of, run_dirs))
     with _shown(run_dirs):
@@ -61,10 +63,10 @@ def write(
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_atomic(directory / name, text.encode())
-        pictures = style.save(drawn, directory / "figures")
-    others = [path.with_suffix(".pdf") for path in pictures]
-    sealed_again(directory, [*(directory / name for name in texts), *pictures, *others])
-    return Written(directory / "report.html", pictures)
+        saved = style.save(drawn if pictures else {}, directory / "figures")
+    others = [path.with_suffix(".pdf") for path in saved]
+    sealed_again(directory, [*(directory / name for name in texts), *saved, *others])
+    return Written(directory / "report.html", saved)
 
 
 def _made(

@@ -98,10 +98,10 @@ def settled(figure: Figure) -> Figure:
 
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
     """Write each figure as `directory/name.png` and .pdf; the pictures in the same order."""
-    directory.mkdir(parents=True, exist_ok=True)
     paths = {directory / f"{name}.png": figure for name, figure in figures.items()}
     with house():
         for path, figure in paths.items():
+            directory.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, facecolor="white")
             figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     return list(paths)

@@ -188,13 +188,8 @@ def test_methods_beside_each_other_end_in_one_table(
     assert all(f"\n {name} " in table for name in ("fedbnn", "fedavg", "chance"))
     assert shown.endswith("side by side  runs/tiny/beside/report.html\n")
     beside = files(home / "runs" / "tiny" / "beside")
-    assert beside.keys() >= {
-        "report.html",
-        "tables.md",
-        "tables.tex",
-        "tables.csv",
-        "figures/focus_on_now.png",
-    }
+    assert beside.keys() == {"report.html", "tables.md", "tables.tex", "tables.csv"}
+    assert beside["report.html"].count(b'<svg role="img"') > 5  # the page has its figures within
     capsys.readouterr()
     assert fedbnn("train", "--config", "tiny.yaml", "--method", "fedavg", "--run_dir", "alone") == 0
     assert final(home / "alone") == final(home / "runs" / "tiny-fedavg")
