@@ -2,19 +2,25 @@
 
 Runs of one method on one stream that differ in nothing but the seed are one line. A stream has a
 table of its own: numbers of different streams are not to be compared.
+
+A page with a board keeps the runs it was made of beside it, a line each in leaderboard.jsonl: runs
+that are made on several machines, or gone, stay on it until the same run is made again.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError
+from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import page, tables
 from fedbnn.report.values import Path as Place
-from fedbnn.report.values import Results, Runs, Table, by_method
-from fedbnn.storage.files import Damaged, below, read_json, write_atomic
+from fedbnn.report.values import Results, Runs, Table, at, by_method
+from fedbnn.storage.files import Damaged, below, read, read_json, write_atomic
 from fedbnn.storage.run_dir import flat
 
 COLUMNS: dict[str, Place] = {
@@ -39,6 +45,8 @@ NOTES = (
 )
 BEGIN, END = "<!-- leaderboard -->", "<!-- end of the leaderboard -->"
 """Between these two lines of a Markdown file stands its board."""
+KEPT = ("scenario", "method", "seed", "replay_images", "notes")
+"""Of the results, as they are."""
 Commands = Callable[[str, Runs], str]
 
 
@@ -55,18 +63,62 @@ def find(places: Sequence[Path]) -> list[Path]:
 def write(run_dirs: Sequence[Path], where: Path, command: Commands) -> Path:
     """leaderboard.md and leaderboard.csv of finished runs; `command` says how to repeat a line.
 
-    If `where` is a Markdown file, the board goes between its two marks, whatever is around them.
+    If `where` is a Markdown file, the board goes between its two marks, whatever is around them,
+    with the runs that it had before and that were not made again.
     """
-    made = boards(run_dirs, command)
-    board, file = "\n".join(map(page.markdown, made)), where
-    if where.suffix == ".md":
-        board = _between_marks(where, board)
-    else:
-        where.mkdir(parents=True, exist_ok=True)
-        file = where / "leaderboard.md"
-    write_atomic(file, board.encode())
+    cards, page_of_ours = [card(run_dir) for run_dir in run_dirs], where.suffix == ".md"
+    file = where if page_of_ours else where / "leaderboard.md"
+    memory = file.with_name("leaderboard.jsonl")
+    if page_of_ours:
+        cards = merged(_remembered(memory), cards)
+    made = boards(cards, command)
+    board = "\n".join(map(page.markdown, made))
+    text = _between_marks(file, board) if page_of_ours else board
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if page_of_ours:
+        write_atomic(memory, "".join(f"{json.dumps(one)}\n" for one in cards).encode())
+    write_atomic(file, text.encode())
     write_atomic(file.with_name("leaderboard.csv"), page.comma_separated(made).encode())
     return file
+
+
+def card(run_dir: Path) -> Results:
+    """What a board needs to know of a run: numbers, settings, the source it was made with."""
+    run, config = page.results_of(run_dir), yaml.read(run_dir / "config.yaml")
+    known = {**run, "costs": _costs(run)}
+    kept = {name: run[name] for name in KEPT}
+    numbers: dict[str, dict[str, Any]] = {}
+    for regime, name in COLUMNS.values():
+        numbers.setdefault(str(regime), {})[str(name)] = at(known, regime, name)
+    chance = {regime: {"avg_ts": at(run, "chance", regime, "avg_ts")} for regime in REGIMES}
+    where = {"directory": run_dir.name, "commit": _commit(run_dir), "config": dict(flat(config))}
+    return {**kept, **numbers, "chance": chance, **where}
+
+
+def merged(before: Runs, now: Runs) -> list[Results]:
+    """The runs of a board: those made again take the places of the old ones, new ones follow."""
+    return [*{_identity(one): one for one in (*before, *now)}.values()]
+
+
+def _identity(one: Results) -> tuple[str, ...]:
+    """A run by its stream, its method, its seed and the settings that change its result."""
+    settings = (f"{key}={value}" for key, value in sorted(_settings(one).items()))
+    return str(one["scenario"]), str(one["method"]), str(one["seed"]), *settings
+
+
+def _remembered(memory: Path) -> list[Results]:
+    """The runs that a board was made of before; none if it has no memory yet."""
+    if not memory.exists():
+        return []
+    try:
+        found = [json.loads(line) for line in read(memory).decode().splitlines()]
+        unknown = [one for one in found if not {*KEPT, "config", "commit"} <= one.keys()]
+    except (Damaged, ValueError, AttributeError) as error:
+        unknown = [error]
+    if unknown:
+        fix = "move it away; the board is then made of the runs at hand"
+        raise RunDirectoryError("not the runs of a board", str(memory), fix)
+    return found
 
 
 def _between_marks(file: Path, board: str) -> str:
@@ -80,18 +132,15 @@ def _between_marks(file: Path, board: str) -> str:
     return f"{before}{begin}\n\n{board}\n{end}{after}"
 
 
-def boards(run_dirs: Sequence[Path], command: Commands) -> list[Table]:
+def boards(cards: Iterable[Results], command: Commands) -> list[Table]:
     """A table for each stream, the best line first."""
     streams: dict[str, list[Results]] = {}
-    for run_dir in run_dirs:
-        run = page.results_of(run_dir)
-        config = yaml.read(run_dir / "config.yaml")
-        own = {**run, "run_dir": run_dir, "config": dict(flat(config)), "costs": _costs(run)}
-        streams.setdefault(run["scenario"], []).append(own)
+    for one in cards:
+        streams.setdefault(one["scenario"], []).append(one)
     return [_board(stream, _labelled(runs), command) for stream, runs in streams.items()]
 
 
-def _costs(run: Results) -> dict[str, float | None]:
+def _costs(run: Results) -> Mapping[str, float | None]:
     sent = (run["bytes_up"] + run["bytes_down"]) / 1e6
     return {"MB": sent, "seconds": run["seconds"] if run.get("quiet") else None}
 
@@ -136,7 +185,7 @@ def _words(runs: Runs, command: Commands) -> tuple[str, ...]:
     first = runs[0]
     seeds = ", ".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
     told = first["notes"].get("consolidation") == "at task ends"
-    commits = dict.fromkeys(_commit(run["run_dir"]) for run in runs)
+    commits = dict.fromkeys(str(run["commit"]) for run in runs)
     stored, hints = str(first["replay_images"]), "yes" if told else "no"
     return seeds, stored, hints, ", ".join(commits), f"`{command(first['base'], runs)}`"
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import leaderboard
-from fedbnn.report.values import Runs
+from fedbnn.report.values import Runs, Table
 
 Grid = list[dict]
 
@@ -29,6 +29,10 @@ def command(method: str, runs: Runs) -> str:
     return f"repeat {method} x{len(runs)}"
 
 
+def boards(root: Path) -> list[Table]:
+    return leaderboard.boards(map(leaderboard.card, leaderboard.find([root])), command)
+
+
 @pytest.fixture
 def runs(grid: Grid, tmp_path: Path) -> Path:
     """Three methods by three seeds on one stream, and one run on another."""
@@ -39,7 +43,7 @@ def runs(grid: Grid, tmp_path: Path) -> Path:
 
 
 def test_a_stream_is_a_table_and_a_method_a_line_highest_first(runs: Path, grid: Grid) -> None:
-    first, second = leaderboard.boards(leaderboard.find([runs]), command)[::-1]
+    first, second = boards(runs)[::-1]
     assert first.title == "toy, three tasks, in percent"
     assert second.title == "another, in percent"
     assert len(first.rows) == 3
@@ -59,7 +63,7 @@ def test_settings_that_differ_are_lines_of_their_own_and_are_named(
 ) -> None:
     for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.3)):
         stored(tmp_path, grid[3 + seed], client={"lr": rate}, track={"name": f"x{rate}"})
-    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    [board] = boards(tmp_path)
     assert {row.name: row.words[0] for row in board.rows} == {
         "fedavg (lr 0.1)": "0, 1",
         "fedavg (lr 0.3)": "0",
@@ -69,7 +73,7 @@ def test_settings_that_differ_are_lines_of_their_own_and_are_named(
 def test_told_boundaries_and_stored_images_are_said(grid: Grid, tmp_path: Path) -> None:
     stored(tmp_path, {**grid[0], "notes": {"consolidation": "at task ends"}})
     stored(tmp_path, grid[-1])
-    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    [board] = boards(tmp_path)
     said = {row.name: row.words[1:3] for row in board.rows}
     assert said == {"fedbnn": ("0", "yes"), "fcil [200]": ("200", "no")}
     assert not any(cell.best for row in board.rows if "fcil" in row.name for cell in row.cells)
@@ -78,7 +82,7 @@ def test_told_boundaries_and_stored_images_are_said(grid: Grid, tmp_path: Path) 
 def test_seconds_of_a_busy_machine_are_left_out(grid: Grid, tmp_path: Path) -> None:
     stored(tmp_path, grid[0])
     stored(tmp_path, {**grid[3], "quiet": False})
-    [board] = leaderboard.boards(leaderboard.find([tmp_path]), command)
+    [board] = boards(tmp_path)
     place = board.heads.index("seconds") - 1
     assert {row.name: row.cells[place].text() for row in board.rows} == {
         "fedbnn": "18.0",
@@ -124,3 +128,45 @@ def test_a_page_without_a_place_for_a_board_is_left_as_it_is(
     with pytest.raises(RunDirectoryError, match="no place for a board"):
         leaderboard.write(leaderboard.find([runs]), page, command)
     assert text == (page.read_text() if page.exists() else None)
+
+
+def test_a_page_remembers_runs_that_are_gone_until_they_are_made_again(
+    grid: Grid, tmp_path: Path
+) -> None:
+    page, here = tmp_path / "README.md", tmp_path / "here"
+    page.write_text(f"{leaderboard.BEGIN}\n{leaderboard.END}\n")
+
+    def lines(run: dict, folder: str) -> list[str]:
+        (here / folder).mkdir(parents=True)
+        stored(here / folder, run)
+        leaderboard.write(leaderboard.find([here / folder]), page, command)
+        return [line for line in page.read_text().splitlines() if line.startswith("| fed")]
+
+    first, second = (run for run in grid if run["method"] == "fedavg" and run["seed"] < 2)
+    assert "| 0 | 0 |" in lines(first, "monday")[0]
+    [both] = lines(second, "tuesday")
+    assert "| 0, 1 | 0 |" in both
+    better = {**second, "class_agnostic": {**second["class_agnostic"], "avg_fin": 99.0}}
+    [again] = lines(better, "wednesday")
+    assert "| 0, 1 | 0 |" in again
+    assert again != both
+    kept = (tmp_path / "leaderboard.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seed"] for line in kept] == [0, 1]
+    assert len(lines({**first, "scenario": "another"}, "thursday")) == 2
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"seed": 0}'])
+def test_a_memory_that_is_none_is_named_and_the_page_stays(runs: Path, text: str) -> None:
+    page = runs / "README.md"
+    page.write_text(before := f"{leaderboard.BEGIN}\n{leaderboard.END}\n")
+    (runs / "leaderboard.jsonl").write_text(text + "\n")
+    with pytest.raises(RunDirectoryError, match="not the runs of a board"):
+        leaderboard.write(leaderboard.find([runs]), page, command)
+    assert page.read_text() == before
+
+
+def test_a_board_of_remembered_runs_is_that_of_the_runs(runs: Path) -> None:
+    """What a line of the memory keeps is all that a board needs."""
+    cards = [leaderboard.card(run_dir) for run_dir in leaderboard.find([runs])]
+    through = [json.loads(json.dumps(one)) for one in cards]
+    assert leaderboard.boards(through, command) == leaderboard.boards(cards, command)
