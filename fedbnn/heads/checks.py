@@ -27,6 +27,7 @@ from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
 APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 50.0, 0.2, 2.5
+TURNED, MOST = 0.1, 16
 Apart = dict[int, tuple[float, str]]
 Counts = Mapping[int, Mapping[str, int]]
 FAR = "a class lies farther out than its images can"
@@ -184,6 +185,35 @@ def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name
                 ratio = far[k] / most * math.sqrt(alike), name
                 found[client] = max(found.get(client, ratio), ratio)
     return found
+
+
+def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts) -> Apart:
+    """Whose rows tell classes apart the other way round than everybody's: limit a cosine of -0.1.
+
+    Rows of a new class point wherever the images of a client lead them; what is common to all rows
+    of a client tells no classes apart. What is left does, for the classes C that k and j both hold:
+
+        a_kj = cos(w_k - mean_C w_k, w_j - mean_C w_j),      u_k = -10 max_j a_kj
+
+    over the sixteen others that share most with k; two are needed. Swapped rows have -a_kj.
+    """
+    held = {k: {one for one in own if counts[k][one]} for k, own in rows.items()}
+    found: Apart = {}
+    for k, own in held.items():
+        shared = {j: sorted(own & held[j]) for j in rows if j != k}
+        most = sorted(shared, key=lambda j: -len(shared[j]))[:MOST]
+        alike = [_alike(rows[k], rows[j], shared[j]) for j in most if len(shared[j]) > 1]
+        if len(alike) > 1:
+            found[k] = max(0.0, -max(alike) / TURNED), "how rows tell classes apart"
+    return found
+
+
+def _alike(own: Mapping[str, Tensor], other: Mapping[str, Tensor], shared: Sequence[str]) -> float:
+    """The cosine between two clients' rows of some classes, each without its mean; 0 of none."""
+    first, second = (torch.stack([rows[one] for one in shared]).double() for rows in (own, other))
+    first, second = ((rows - rows.mean(0)).flatten() for rows in (first, second))
+    length = float(first.norm() * second.norm())
+    return float(first @ second) / length if length else 0.0
 
 
 def apart_in_drift(drifts: Mapping[int, float]) -> Apart:

@@ -130,7 +130,9 @@ def apart_in_buffers(state: State, updates: Sequence[Update]) -> checks.Apart:
 def apart_in_rows(updates: Sequence[Update], rows: Mapping[int, Tensor]) -> checks.Apart:
     """How far the rows of every client are from those that others have for the same classes."""
     named = {u.client: dict(zip(u.classes, rows[u.client], strict=True)) for u in updates}
-    return checks.apart_in_rows(named, {u.client: u.counts for u in updates}, "rows of a class")
+    counts = {update.client: update.counts for update in updates}
+    by_class = checks.apart_in_rows(named, counts, "rows of a class")
+    return checks.farthest(by_class, checks.apart_in_contrasts(named, counts))
 
 
 @dataclass(frozen=True)

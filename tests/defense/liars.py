@@ -73,6 +73,7 @@ class Runs:
 
     method: str
     folder: Path
+    seed: int = 0
     known: dict[Asked, Answer] = field(default_factory=dict)
     without_lies: dict[tuple[str, str], Results] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ class Runs:
     def _played(self, folder: Path, around: Callable[[Engine, Stream], Engine]) -> Results:
         words = ["--config", "quickstart", "--method", self.method, "--beside", "[]"]
         words += ["--head.filters", "50"] if self.method == "exact" else []
-        words += ["--evaluate.every", "0", "--run_dir", str(folder)]
+        words += ["--evaluate.every", "0", "--run_dir", str(folder), "--seed", str(self.seed)]
         made = compose(parse(words), folder)
         engine = around(Remembering(made.engine, self.known), made.stream)
         return experiment.run(replace(made, engine=engine))

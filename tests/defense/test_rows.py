@@ -57,3 +57,55 @@ def test_few_images_are_allowed_to_scatter() -> None:
     found[0]["cat"] = found[0]["cat"] + 0.3 * torch.randn(WIDTH, generator=torch.Generator())
     few = {**HELD, 0: {"cat": 1, "dog": 5}}
     assert apart(found, few)[0] < apart(found)[0]
+
+
+def turned(found: dict[int, dict[str, Tensor]], held: checks.Counts = HELD) -> dict[int, float]:
+    return {client: far for client, (far, _) in checks.apart_in_contrasts(found, held).items()}
+
+
+def led_astray(found: dict[int, dict[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+    """Rows of a first round: each client's images lead all of its rows some way of their own."""
+    source = torch.Generator().manual_seed(1)
+    ways = {client: 5 * torch.randn(WIDTH, generator=source) for client in found}
+    return {k: {one: row + ways[k] for one, row in own.items()} for k, own in found.items()}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
+def test_what_all_rows_of_a_client_share_tells_no_classes_apart(noise: float) -> None:
+    found = rows(noise)
+    assert turned(led_astray(found)) == pytest.approx(turned(found), abs=1e-6)
+    assert max(turned(found).values()) < 1
+
+
+@pytest.mark.parametrize("by", [-1.0, -20.0])
+def test_a_new_class_told_the_other_way_round_is_found_where_no_row_can_be_compared(
+    by: float,
+) -> None:
+    found = led_astray(rows())
+    assert max(apart(found).values()) < 1
+    found[3] = {one: by * row for one, row in rows()[3].items()}
+    far = turned(found)
+    assert far.pop(3) > 2
+    assert max(far.values()) < 1
+
+
+def test_swapping_two_of_three_classes_is_turning_them() -> None:
+    """With the third row in the middle the cosine is that of two classes: -1."""
+    found = {k: {**own, "owl": (own["cat"] + own["dog"]) / 2} for k, own in rows(0.0).items()}
+    held = {client: {**own, "owl": 3} for client, own in HELD.items()}
+    found[1]["cat"], found[1]["dog"] = found[1]["dog"], found[1]["cat"]
+    assert turned(found, held)[1] == pytest.approx(1 / checks.TURNED)
+
+
+def test_two_others_with_the_same_two_classes_are_needed_to_see_a_turn() -> None:
+    found = rows()
+    found[0] = {"cat": found[0]["dog"], "dog": found[0]["cat"]}
+    assert not turned({client: found[client] for client in (0, 1)})
+    cats = {client: {"cat": 10, "dog": 0} for client in (2, 3, 4)}
+    assert not turned(found, {**HELD, **cats})
+    assert turned(found, {**HELD, 3: cats[3], 4: cats[4]})[0] > 2
+
+
+def test_rows_that_do_not_differ_are_turned_nowhere() -> None:
+    same = {client: dict.fromkeys(own, own["cat"]) for client, own in rows().items()}
+    assert set(turned(same).values()) == {0.0}

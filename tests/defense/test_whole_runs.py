@@ -3,11 +3,14 @@
 In every round that is attacked the first of the clients asked lies, whoever it is: the forger is
 always there. Everybody else is honest, and counts. FedBNN and `exact` are held to three points
 below the honest run. Methods of a linear head may be moved more than that by a client that stays
-away, which nobody can prevent: they are held to three points below the honest run or that one.
+away, which nobody can prevent: they are held to three points below the honest run or that one, in
+the mean over three seeds, for their class-agnostic accuracy differs by five points with who stays
+away and by twenty between seeds.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -22,23 +25,21 @@ WHEN: dict[str, When] = {
     "all rounds": lambda stream: range(1, stream.rounds + 1),
 }
 """Importances are exchanged where tasks end."""
-NOT_HELD = {
-    ("fedavg", "classes swapped", "all rounds"),
-    ("fedavg", "rows x -20", "all rounds"),
-    ("scaffold", "classes swapped", "all rounds"),
-}
-"""Five to six points: docs/security.md, rows of a linear head where nothing can be compared yet."""
+LINEAR = range(3)
+"""Seeds of the methods with a linear head."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Runs]:
-    """The runs of a method; what another method answered is let go."""
-    newest: list[Runs] = []
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Runs]:
+    """The runs of a method and a seed; what another method answered is let go."""
+    newest: dict[int, Runs] = {}
 
-    def of(method: str) -> Runs:
-        if not newest or newest[-1].method != method:
-            newest[:] = [Runs(method, tmp_path_factory.mktemp(method))]
-        return newest[-1]
+    def of(method: str, seed: int = 0) -> Runs:
+        if any(one.method != method for one in newest.values()):
+            newest.clear()
+        if seed not in newest:
+            newest[seed] = Runs(method, tmp_path_factory.mktemp(f"{method}-{seed}"), seed)
+        return newest[seed]
 
     return of
 
@@ -57,22 +58,27 @@ def costs(forged: Results, *without_lies: Results) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("method", ["fedbnn", "fedavg", "scaffold", "fcil"])
-def test_a_forger_of_weights_costs_little(
-    method: str,
-    lie: str,
-    when: str,
-    runs: Callable[[str], Runs],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+def test_a_forger_of_weights_costs_fedbnn_little(
+    lie: str, when: str, runs: Callable[..., Runs], tmp_path: Path
 ) -> None:
-    if (method, lie, when) in NOT_HELD:
-        request.applymarker(pytest.mark.xfail(reason="not held, and the docs say so", strict=True))
-    of, without_lies = runs(method), [runs(method).honest()]
-    if method != "fedbnn":
-        without_lies.append(of.silent("train", when, WHEN[when]))
-    found = costs(of.with_liar("train", LIES[lie], WHEN[when], tmp_path), *without_lies)
+    of = runs("fedbnn")
+    found = costs(of.with_liar("train", LIES[lie], WHEN[when], tmp_path), of.honest())
     assert max(found) <= POINTS, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fcil"])
+def test_a_forger_of_weights_costs_linear_heads_little(
+    method: str, lie: str, when: str, runs: Callable[..., Runs], tmp_path: Path
+) -> None:
+    found = []
+    for of in (runs(method, seed) for seed in LINEAR):
+        without_lies = of.honest(), of.silent("train", when, WHEN[when])
+        forged = of.with_liar("train", LIES[lie], WHEN[when], tmp_path / str(of.seed))
+        found.append(costs(forged, *without_lies))
+    assert max(map(mean, zip(*found, strict=True))) <= POINTS, found
 
 
 @pytest.mark.slow
@@ -80,7 +86,7 @@ def test_a_forger_of_weights_costs_little(
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("method", ["ewc", "mas"])
 def test_a_forger_of_importances_costs_little(
-    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
+    method: str, lie: str, when: str, runs: Callable[..., Runs], tmp_path: Path
 ) -> None:
     of = runs(method)
     without_lies = of.honest(), of.silent("importance", when, WHEN[when])
@@ -93,7 +99,7 @@ def test_a_forger_of_importances_costs_little(
 @pytest.mark.parametrize("lie", {**LIES, **ABOUT_CLASSES})
 @pytest.mark.parametrize("method", ["fedbnn", "exact"])
 def test_a_forger_of_statistics_costs_little(
-    method: str, lie: str, when: str, runs: Callable[[str], Runs], tmp_path: Path
+    method: str, lie: str, when: str, runs: Callable[..., Runs], tmp_path: Path
 ) -> None:
     of, lies = runs(method), {**LIES, **ABOUT_CLASSES}
     found = costs(of.with_liar("statistics", lies[lie], WHEN[when], tmp_path), of.honest())
