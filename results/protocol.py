@@ -9,7 +9,8 @@ table reports, the mean of the average task-aware and class-agnostic accuracy at
 When the grid is tried, the trials that are left go where they tell most: beyond the grid while the
 best value is its first or last, then between the best value and the better of its neighbours. Runs
 that are finished are not run again, so the command can be stopped and started. It ends with the
-comparison at the winners, `tuning.json` and `tuning.md`, all in runs/protocol-NAME/. `--methods`
+comparison at the winners in runs/protocol-NAME/, and all trials in results/NAME/tuning.json and
+.md. Trials that stand there already, of another day or machine, are taken from there. `--methods`
 plays some of the methods only, each as it would be played with the others.
 """
 
@@ -37,7 +38,10 @@ REGIMES = ("task_aware", "class_agnostic")
 
 @dataclass(frozen=True)
 class Protocol:
-    """What one file asks for; `methods` gives each method its knob and the first values of it."""
+    """What one file asks for; `methods` gives each method its knob and the first values of it.
+
+    `knobs` has the knobs of all methods of the file, also where some are played only.
+    """
 
     name: str
     config: str
@@ -47,6 +51,7 @@ class Protocol:
     tuning: Mapping[str, Any]
     shared: Mapping[str, Any]
     methods: Mapping[str, tuple[str, tuple[float, ...]] | None]
+    knobs: Mapping[str, str]
 
     @classmethod
     def read(cls, file: Path) -> "Protocol":
@@ -55,7 +60,8 @@ class Protocol:
         knobs = {}
         for method, knob in said.pop("methods").items():
             knobs[method] = None if knob is None else (knob["knob"], (*map(float, knob["grid"]),))
-        return cls(file.stem, methods=knobs, seeds=tuple(said.pop("seeds")), **said)
+        names = {method: knob[0] for method, knob in knobs.items() if knob}
+        return cls(file.stem, methods=knobs, knobs=names, seeds=tuple(said.pop("seeds")), **said)
 
 
 def proposed(trials: Trials) -> float:
@@ -93,6 +99,7 @@ class Runs:
     folder: Path
     data_dir: str
     jobs: int
+    known: Mapping[str, Trials]
 
     def settings(self, method: str) -> dict[str, Any]:
         """What all runs share, and what wins over it for this method."""
@@ -102,6 +109,8 @@ class Runs:
 
     def score(self, method: str, value: float) -> float:
         """One trial on the validation split, in percent; finished before, it is only read."""
+        if value in (before := self.known.get(method, {})):
+            return before[value]
         out, knob = self.folder / "tuning" / method / f"{value:g}", self.protocol.methods[method]
         assert knob is not None
         only = {"stream.validation": True, "evaluate.every": 0, **self.protocol.tuning}
@@ -132,16 +141,18 @@ class Runs:
 
     def write(self, found: Mapping[str, Trials]) -> None:
         """All trials as JSON and as a table, one line a method; the winner is bold."""
-        (self.folder / "tuning.json").write_text(json.dumps(found, indent=1) + "\n")
+        found, place = {**self.known, **found}, kept(self.protocol.name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps(found, indent=1) + "\n")
         lines = ["| method | knob | trials: value, score | inside |", "|---|---|---|---|"]
         for method, trials in found.items():
-            knob, values = self.protocol.methods[method], sorted(trials)
+            knob, values = self.protocol.knobs[method], sorted(trials)
             best = max(values, key=trials.__getitem__)
             marks = {value: "**" if value == best else "" for value in values}
             cells = [f"{marks[v]}{v:g}: {trials[v]:.2f}{marks[v]}" for v in values]
             inside = "yes" if values[0] < best < values[-1] else "no"
-            lines.append(f"| {method} | `{knob and knob[0]}` | {', '.join(cells)} | {inside} |")
-        (self.folder / "tuning.md").write_text("\n".join(lines) + "\n")
+            lines.append(f"| {method} | `{knob}` | {', '.join(cells)} | {inside} |")
+        place.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
     def table(self, found: Mapping[str, Trials]) -> None:
         """The comparison on the test split, every method at its winner."""
@@ -157,6 +168,17 @@ class Runs:
         command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given]
         command += ["--seeds", ",".join(map(str, self.protocol.seeds))]
         subprocess.run([*command, "--out", str(self.folder / "table")], check=True)
+
+
+def kept(name: str) -> Path:
+    """Where the trials of a protocol are kept."""
+    return Path(__file__).parent / name / "tuning.json"
+
+
+def known(name: str) -> dict[str, Trials]:
+    """Trials of a protocol that were played before, by method and value."""
+    found = json.loads(kept(name).read_text()) if kept(name).is_file() else {}
+    return {method: {float(v): s for v, s in trials.items()} for method, trials in found.items()}
 
 
 def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -185,7 +207,7 @@ def main() -> None:
         protocol = replace(protocol, methods=some)
     folder = Path(f"runs/protocol-{protocol.name}")
     folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(protocol, folder, options.data_dir, options.jobs)
+    runs = Runs(protocol, folder, options.data_dir, options.jobs, known(protocol.name))
     runs.table(runs.tuned())
 
 

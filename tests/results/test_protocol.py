@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from math import log, log10
 from pathlib import Path
 from types import ModuleType
@@ -59,3 +60,22 @@ def test_every_protocol_names_methods_and_a_configuration_that_exist(protocol: M
         assert set(read.methods) <= set(METHODS)
         assert all(knob is None or len(knob[1]) <= read.budget for knob in read.methods.values())
         assert len(set(read.seeds)) >= 3
+
+
+def test_trials_of_another_day_are_not_played_again(
+    protocol: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "digits" / "tuning.json"
+    monkeypatch.setattr(protocol, "kept", lambda name: tmp_path / name / "tuning.json")
+    read = replace(protocol.Protocol.read(RESULTS / "protocols" / "quickstart.yaml"), name="digits")
+    assert protocol.known("digits") == {}
+    runs = protocol.Runs(read, tmp_path, "data", 1, {})
+    runs.write({"fedavg": {1e-4: 90.0, 1e-3: 95.0, 1e-2: 80.0}})
+    again = replace(runs, known=protocol.known("digits"))
+    assert again.known == {"fedavg": {1e-4: 90.0, 1e-3: 95.0, 1e-2: 80.0}}
+    assert again.score("fedavg", 1e-3) == 95.0  # nothing is there that could be played
+    again.write({"lwf": {1.0: 50.0, 3.0: 60.0}})
+    assert [*protocol.known("digits")] == ["fedavg", "lwf"]
+    shown = place.with_suffix(".md").read_text()
+    assert "| fedavg | `method.lr` | 0.0001: 90.00, **0.001: 95.00**, 0.01: 80.00 | yes |" in shown
+    assert "**3: 60.00** | no |" in shown
