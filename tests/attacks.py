@@ -118,13 +118,16 @@ ATTACKS: dict[str, Tests] = {
         "defense/test_rows.py": (
             "test_a_row_of_another_direction_or_length_is_far_out_and_nobody_else",
             "test_rows_under_the_names_of_other_classes_are_far_out",
+            "test_a_new_class_told_the_other_way_round_is_found_where_no_row_can_be_compared",
+            "test_swapping_two_of_three_classes_is_turning_them",
         ),
         "defense/test_side_doors.py": (
             "test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones",
             "test_what_once_went_through_is_refused",
         ),
         "defense/test_whole_runs.py": (
-            "test_a_forger_of_weights_costs_little",
+            "test_a_forger_of_weights_costs_fedbnn_little",
+            "test_a_forger_of_weights_costs_linear_heads_little",
             "test_a_forger_of_importances_costs_little",
         ),
     },
