@@ -250,7 +250,9 @@ class Candidates:
     def _compare(self, squares: Tensor, cap: float) -> None:
         """Trust from the distance to the others; a client that did not move is never refused."""
         accepted = [self._accepted[client] for client in self.trust]
-        pulls = robust.pulls(squares, [update.samples for update in accepted], self.call.calm)
+        alike = robust.peers([update.counts for update in accepted])
+        images = [update.samples for update in accepted]
+        pulls = robust.pulls(squares, images, self.call.calm, alike)
         self.pulls = dict(zip(self.trust, pulls, strict=True))
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]

@@ -20,6 +20,11 @@ norm would not do: a flipped sign has the norm of an honest update, and zeros ha
 fewer than half of the clients lie, every median is an honest distance. Three clients that moved are
 the least that can be judged.
 
+Where tasks drift, the first clients of a new one move far while those of the old one hardly do. So
+a client is measured by the larger of the median over all others and the one over its peers, who
+hold classes of at least half of its images; two peers are needed. Who holds what is the roll call's
+to say, not the client's.
+
 Rows of classes cannot be compared so: somebody may be the only one who knows a class, and a new
 class moves far. But rows are about equally long, and their precisions too. For each of these
 tensors, with l_kc the length of row c,
@@ -73,8 +78,27 @@ def squared_distances(points: Sequence[Iterable[Tensor]]) -> Tensor:
     return squares
 
 
-def pulls(squares: Tensor, samples: Sequence[int], calm: float = 0.0) -> list[float]:
-    """u_k from squared distances (K+1, K+1) and n_k; 0 where there is nobody to compare with."""
+def peers(counts: Sequence[Mapping[str, int]]) -> list[set[int]]:
+    """For each client those others that hold classes of at least half of its images."""
+
+    def share(own: Mapping[str, int], other: Mapping[str, int]) -> int:
+        return sum(images for one, images in own.items() if other.get(one))
+
+    def of(k: int) -> set[int]:
+        half = sum(counts[k].values()) / 2
+        others = (j for j in range(len(counts)) if j != k)
+        return {j for j in others if half and share(counts[k], counts[j]) >= half}
+
+    return [of(k) for k in range(len(counts))]
+
+
+def pulls(
+    squares: Tensor,
+    samples: Sequence[int],
+    calm: float = 0.0,
+    alike: Sequence[set[int]] | None = None,
+) -> list[float]:
+    """u_k from squared distances (K+1, K+1), n_k and peers; 0 where nobody is there to compare."""
     distances = squares.sqrt()
     norms, clients = distances[:, -1].tolist(), range(len(samples))
     moved = [k for k in clients if samples[k] and norms[k]]
@@ -87,8 +111,10 @@ def pulls(squares: Tensor, samples: Sequence[int], calm: float = 0.0) -> list[fl
             return 0.0
         by = far, norms, samples
         typical, norm, usual = (lower_median([of[j] for j in others]) for of in by)
-        alike = min(samples[k] / usual, usual / max(samples[k], 1))
-        return far[k] / max(typical or norm, calm) * math.sqrt(2 / (len(others) + 1) * alike)
+        near = [far[j] for j in others if j in alike[k]] if alike else []
+        typical = max(typical or norm, lower_median(near) if len(near) > 1 else 0.0, calm)
+        images = min(samples[k] / usual, usual / max(samples[k], 1))
+        return far[k] / typical * math.sqrt(2 / (len(others) + 1) * images)
 
     return [pull(k) for k in clients]
 

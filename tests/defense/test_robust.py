@@ -41,6 +41,44 @@ def squares(points: torch.Tensor) -> torch.Tensor:
     ).square()
 
 
+def drifting() -> tuple[torch.Tensor, list[dict[str, int]]]:
+    """Seven clients of an old task that hardly move, three of a new one that move far."""
+    source = torch.Generator().manual_seed(0)
+    old, new = torch.randn(7, 50, generator=source), 16 * torch.randn(3, 50, generator=source)
+    return torch.cat([old, new]), [{"cat": 9, "dog": 3}] * 7 + [{"owl": 5, "dog": 1}] * 3
+
+
+def test_peers_hold_classes_of_half_of_the_images() -> None:
+    counts = [{"cat": 9, "dog": 3}, {"cat": 1}, {"dog": 50}, {"dog": 2, "owl": 2, "cat": 0}, {}]
+    assert robust.peers(counts) == [{1}, {0}, {0, 3}, {0, 2}, set()]
+
+
+def test_the_first_clients_of_a_new_task_are_measured_by_each_other() -> None:
+    points, counts = drifting()
+    assert min(pulls(squares(points), [9] * 10)[7:]) > 2 * 1.7  # by all others: refused
+    found = pulls(squares(points), [9] * 10, alike=robust.peers(counts))
+    assert max(found) < 1.7
+    assert found[:7] == pulls(squares(points), [9] * 10)[:7]
+
+
+@pytest.mark.parametrize(("liar", "by"), [(9, 20.0), (5, 16.0)])
+def test_a_liar_among_peers_stands_out(liar: int, by: float) -> None:
+    """One of the new task who goes much farther; one of the old task who goes as far as the new."""
+    points, counts = drifting()
+    points[liar] *= by
+    found = pulls(squares(points), [9] * 10, alike=robust.peers(counts))
+    assert found.pop(liar) > 2 * 1.7
+    assert max(found) < 1.7
+
+
+@given(st.integers(3, 9), st.integers(0, 5))
+def test_where_all_hold_the_same_classes_peers_change_nothing(clients: int, seed: int) -> None:
+    points = torch.randn(clients, 7, generator=torch.Generator().manual_seed(seed))
+    alike = robust.peers([{"cat": 2, "dog": 1}] * clients)
+    same = squares(points), [9] * clients
+    assert pulls(*same, alike=alike) == pulls(*same)
+
+
 def test_the_neutral_factor_and_the_prior_itself_are_the_origin() -> None:
     loc, scale = torch.tensor([0.3, -2.0, 0.0]), torch.tensor([0.1, 2.0, 1e-3])
     assert torch.equal(
