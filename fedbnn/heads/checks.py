@@ -15,7 +15,11 @@ classes, and the mean r_c of n_rc images that the server or another client knows
 
 by the server's mean or by the lower median over the other clients, whichever is nearer: so nobody
 moves a class more than four times as far as the images it announced do by chance, and one liar does
-not make an honest client look far from the others.
+not make an honest client look far from the others. Where the images of all classes drift, nobody is
+near the server's means. What the others have moved from there more than by chance is taken off,
+
+    g^2 = median_j median_c max(0, |m_jc - r_c|^2 - S (1 / n_jc + 1 / n_rc))
+    D_kc^2 = max(0, |m_kc - r_c| - g)^2 / (S (1 / n_kc + 1 / n_rc))       by the server's mean r_c
 """
 
 import math
@@ -112,30 +116,59 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
     variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
     for client, own in clients.items():
         others = [one for other, one in clients.items() if other != client]
-        far = [_distance(own, name, others, known) for name in own.classes]
+        drift = _drift(others, known, variance) if known else torch.zeros_like(variance)
+        far = [_distance(own, name, others, known, drift) for name in own.classes]
         longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
         ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
         found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
     return found
 
 
+def _drift(others: Sequence[ClassMeans], known: ClassMeans, variance: Tensor) -> Tensor:
+    """g in every space: how far clients stand from the server's means, more than by chance."""
+    found = []
+    for one in others:
+        shared = [name for name in one.classes if name in known.classes and one.only(name)[1]]
+        excess = [_squared_gap(one, known, name, variance) for name in shared]
+        if excess:
+            found.append(_lower_median(excess))
+    return _lower_median(found).sqrt() if found else torch.zeros_like(variance)
+
+
+def _squared_gap(one: ClassMeans, other: ClassMeans, name: str, variance: Tensor) -> Tensor:
+    """max(0, |m - r|^2 - S (1 / n + 1 / n_r)) of a class, in every space."""
+    (mean, images), (there, count) = one.only(name), other.only(name)
+    apart: Tensor = (mean - there).square().sum(1)
+    return (apart - variance * (1 / images + 1 / max(count, 1.0))).clamp_min(0)
+
+
+def _lower_median(rows: Sequence[Tensor]) -> Tensor:
+    """Element by element, the lower one of two in the middle."""
+    return torch.stack([*rows]).sort(0).values[(len(rows) - 1) // 2]
+
+
 def _distance(
-    own: ClassMeans, name: str, others: Sequence[ClassMeans], known: ClassMeans | None
+    own: ClassMeans,
+    name: str,
+    others: Sequence[ClassMeans],
+    known: ClassMeans | None,
+    drift: Tensor,
 ) -> Tensor:
     """D_kc sqrt(S) in every space; 0 where neither the server nor two others know the class."""
     mean, images = own.only(name)
 
-    def gap(one: ClassMeans) -> Tensor:
+    def gap(one: ClassMeans, moved: Tensor | float = 0.0) -> Tensor:
         there, count = one.only(name)
-        apart: Tensor = (mean - there).norm(dim=1)
-        return apart / math.sqrt(1 / images + 1 / max(count, 1.0))
+        apart: Tensor = (mean - there).norm(dim=1) - moved
+        return apart.clamp_min(0) / math.sqrt(1 / images + 1 / max(count, 1.0))
 
     server = [known] if known is not None and name in known.classes else []
     holders = [one for one in others if name in one.classes]
     if not images or len(holders) + 2 * len(server) < 2:
         return mean.new_zeros(len(mean))
-    far = torch.stack([gap(one) for one in holders or server]).sort(0).values
-    return torch.stack([far[(len(far) - 1) // 2], *map(gap, server)]).amin(0)
+    by_server = [gap(one, drift) for one in server]
+    near = _lower_median([gap(one) for one in holders] or by_server)
+    return torch.stack([near, *by_server]).amin(0)
 
 
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:

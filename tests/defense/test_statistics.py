@@ -230,3 +230,44 @@ def test_one_liar_of_three_makes_nobody_else_look_far(tmp_path: Path, lie: float
     alone = replace(played, updates=updates[:1])
     state = alone.folded(alone.judged(alone.forged(forged), tmp_path))
     assert max(far for far, _ in played.aggregator.apart(state, updates[1:]).values()) < 1
+
+
+Means = checks.ClassMeans
+
+
+def drifted(by: float, lonely: float = 0.0) -> tuple[dict[int, Means], Means]:
+    """Five clients whose images moved `by` deviations since the server met them.
+
+    The last one alone holds owls, which it says have moved by `lonely` more.
+    """
+    source, width = torch.Generator().manual_seed(0), 40
+    way = torch.ones(width).double() / math.sqrt(width)
+    known = checks.ClassMeans(
+        ("cat", "dog", "owl"),
+        torch.zeros(3, 1, width).double(),
+        torch.full((3,), 500.0).double(),
+        torch.ones(1).double(),
+    )
+    clients = {}
+    for client in range(5):
+        names = ("cat", "dog", "owl") if client == 4 else ("cat", "dog")
+        noise = torch.randn(len(names), 1, width, generator=source).double() / math.sqrt(width * 20)
+        mean = noise + by * way
+        mean[2:] += lonely * way
+        images = torch.full((len(names),), 20.0).double()
+        clients[client] = checks.ClassMeans(names, mean, images, torch.ones(1).double())
+    return clients, known
+
+
+@pytest.mark.parametrize("by", [0.0, 0.5, 2.0, 10.0])
+def test_who_alone_holds_a_class_may_move_it_as_far_as_all_others_moved_theirs(by: float) -> None:
+    clients, known = drifted(by)
+    assert max(far for far, _ in checks.apart_in_means(clients, known).values()) < 1
+
+
+@pytest.mark.parametrize("by", [0.0, 0.5, 2.0])
+def test_but_no_further(by: float) -> None:
+    clients, known = drifted(by, lonely=5.0)
+    far = {client: ratio for client, (ratio, _) in checks.apart_in_means(clients, known).items()}
+    assert far.pop(4) > 2
+    assert max(far.values()) < 1
