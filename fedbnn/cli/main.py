@@ -21,6 +21,15 @@ COMMANDS = {
     "completion": "print a script by which bash or zsh completes all this",
     "explain": "say what an exit code means and what helps",
 }
+START = "python train.py --config conf/quickstart.yaml"
+WELCOME = f"""\
+FedBNN trains one model over many clients whose data drift. Three commands to begin with:
+
+  {START}            train four methods on small digits; no download
+  {START} --dry_run  show which client meets which classes when
+  {START} --help     list every setting; each is a key in YAML and a flag
+"""
+"""What `fedbnn train` says without words, before anything large is imported."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +62,9 @@ def _run(words: Sequence[str]) -> int:
         return 0
     if words[0] == "--version":
         print(f"fedbnn {__version__}")
+        return 0
+    if list(words) == ["train"]:
+        sys.stdout.write(WELCOME)
         return 0
     return subcommand(words[0])(words[1:])
 

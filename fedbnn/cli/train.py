@@ -39,21 +39,10 @@ UNEXPECTED = 1
 EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
 """What the system says when there is no more room, or no more open files."""
 CODES = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
-START = "python train.py --config conf/quickstart.yaml"
-WELCOME = f"""\
-FedBNN trains one model over many clients whose data drift. Three commands to begin with:
-
-  {START}            train four methods on small digits; no download
-  {START} --dry_run  show which client meets which classes when
-  {START} --help     list every setting; each is a key in YAML and a flag
-"""
 
 
 def main(argv: Sequence[str], engine: Engines | None = None) -> int:
-    """Train; without words, say how to begin. `engine` makes another than the one configured."""
-    if not argv:
-        sys.stdout.write(WELCOME)
-        return 0
+    """Train as these words say; `engine` makes another engine than the one configured."""
     parsed = parse(argv)
     if parsed.flags.dry_run:
         return _dry_run(parsed)

@@ -94,6 +94,7 @@ def test_rounds_have_a_row_a_task_with_its_seconds_and_its_accuracy(home: Path) 
         assert 0 <= row["class_agnostic_ts"] <= row["task_aware_ts"] <= 100
 
 
+@pytest.mark.slow
 def test_overhead_shortens_tasks_that_are_given_by_their_ends(home: Path) -> None:
     text = (home / "tiny.yaml").read_text()
     assert "rounds_per_task: 2" in text

@@ -246,6 +246,7 @@ def test_results_of_other_settings_are_not_taken_for_these(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("undrawn")
 def test_a_stopped_comparison_goes_on_where_it_was(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,7 @@ from tests.cli.command import TINY, command, environment, fedbnn, files, final, 
 from tests.observe.test_tracking import mirrored
 
 COLOUR = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;\d+)*m")
-LONGER = ("--config", "tiny.yaml", "--stream.rounds_per_task", "8")
+LONGER = ("--config", "tiny.yaml", "--stream.rounds_per_task", "4")
 
 
 def test_a_mistake_is_exit_code_2_and_one_line_to_the_shell(home: Path) -> None:
@@ -139,7 +139,7 @@ def test_stopped_on_a_terminal_it_tidies_up_and_goes_on_to_the_same_bytes(
         json.loads(line)["round"]
         for line in (home / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
-    assert rounds == list(range(1, 17))
+    assert rounds == list(range(1, 9))
 
 
 def on_a_terminal(

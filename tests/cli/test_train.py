@@ -11,8 +11,8 @@ from PIL import Image
 
 from datamodules.stream import FederatedStream
 from fedbnn.cli.compose import SCHEMA, compose
-from fedbnn.cli.main import main
-from fedbnn.cli.train import WELCOME, parse
+from fedbnn.cli.main import WELCOME, main
+from fedbnn.cli.train import parse
 from fedbnn.config import yaml
 from fedbnn.config.parse import restored
 from fedbnn.federation.experiment import run

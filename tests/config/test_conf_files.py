@@ -122,7 +122,7 @@ WHOLE = parse(["--config", str(QUICKSTART)], SCHEMA).values
 
 
 @settings(
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())

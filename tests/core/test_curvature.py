@@ -154,7 +154,7 @@ class Drift:
         ("scaled", 3.0, 6.0),
         ("product", 1.0, 6.0),
         pytest.param("moments", 1.0, 0.0, marks=pytest.mark.slow),
-        ("moments", 1.0, 6.0),
+        pytest.param("moments", 1.0, 6.0, marks=pytest.mark.slow),
     ],
 )
 def test_without_information_every_precision_stays_where_it_was(

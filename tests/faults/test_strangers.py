@@ -272,6 +272,7 @@ def test_a_full_disk_while_the_page_is_written_is_one_line(run_dir: Path, told: 
 def test_a_closed_pipe_and_a_closed_terminal_end_no_training(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [sys.executable, str(ROOT / "train.py"), *TINY, "--run_dir", str(run_dir)]
+    words += ["--report", "false"]
     running = subprocess.Popen(
         words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

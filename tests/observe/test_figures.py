@@ -82,7 +82,7 @@ def test_the_schedule_fills_every_round_with_the_shares_of_its_tasks() -> None:
     assert {text.get_text() for text in axes.texts} == {"a", "b"}
 
 
-@pytest.mark.parametrize("tasks", [1, 3, 7, 12, 30])
+@pytest.mark.parametrize("tasks", [1, 7, pytest.param(30, marks=pytest.mark.slow)])
 def test_the_schedule_shows_every_task_in_its_own_colour_and_by_its_name(tasks, tmp_path) -> None:
     names = [f"the classes of task {number}" for number in range(tasks)]
     figure = schedule.schedule(np.eye(tasks).repeat(4, axis=0).tolist(), names, "one after another")

@@ -171,6 +171,7 @@ def in_a_process_of_its_own(run_dir: Path) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
+@pytest.mark.slow
 def test_auto_without_a_key_is_offline_and_wandb_itself_is_quiet(run_dir) -> None:
     said, besides = in_a_process_of_its_own(run_dir)
     assert said == [
