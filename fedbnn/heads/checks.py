@@ -228,17 +228,30 @@ def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts)
 
         a_kj = cos(w_k - mean_C w_k, w_j - mean_C w_j),      u_k = -10 max_j a_kj
 
-    over the sixteen others that share most with k; two are needed. Swapped rows have -a_kj.
+    over the sixteen others that share most with k. Swapped rows have -a_kj. But where one has much
+    of a class and the other little, first steps lead their rows apart: two of those others must
+    lean to the same classes, sum_C (n_kc - mean_C n_k) (n_jc - mean_C n_j) >= 0 for their images.
     """
     held = {k: {one for one in own if counts[k][one]} for k, own in rows.items()}
     found: Apart = {}
     for k, own in held.items():
         shared = {j: sorted(own & held[j]) for j in rows if j != k}
         most = sorted(shared, key=lambda j: -len(shared[j]))[:MOST]
-        alike = [_alike(rows[k], rows[j], shared[j]) for j in most if len(shared[j]) > 1]
-        if len(alike) > 1:
-            found[k] = max(0.0, -max(alike) / TURNED), "how rows tell classes apart"
+        others = [j for j in most if len(shared[j]) > 1]
+        if sum(_leans_alike(counts[k], counts[j], shared[j]) for j in others) > 1:
+            alike = max(_alike(rows[k], rows[j], shared[j]) for j in others)
+            found[k] = max(0.0, -alike / TURNED), "how rows tell classes apart"
     return found
+
+
+def _leans_alike(own: Mapping[str, int], other: Mapping[str, int], shared: Sequence[str]) -> bool:
+    """Whether two clients have more than their share of the same ones of some classes."""
+    wholes = [sum(one[name] for name in shared) for one in (own, other)]
+    excess = [
+        [len(shared) * one[name] - whole for name in shared]
+        for one, whole in zip((own, other), wholes, strict=True)
+    ]
+    return sum(p * q for p, q in zip(*excess, strict=True)) >= 0
 
 
 def _alike(own: Mapping[str, Tensor], other: Mapping[str, Tensor], shared: Sequence[str]) -> float:

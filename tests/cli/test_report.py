@@ -30,7 +30,7 @@ def test_the_command_of_a_line_repeats_its_settings() -> None:
     from fedbnn.storage.run_dir import flat
 
     values = parse([*words, "--seed", "1"]).values
-    run = {"scenario": "quickstart", "seed": 1, "config": dict(flat(values)), "run_dir": Path("x")}
+    run = {"scenario": "quickstart", "seed": 1, "config": dict(flat(values)), "directory": "x"}
     told = command("fedavg", [run, {**run, "seed": 0}])
     assert shlex.split(told) == [
         *("fedbnn", "compare", "--config", "conf/quickstart.yaml", "--methods", "fedavg"),

@@ -106,6 +106,17 @@ def test_two_others_with_the_same_two_classes_are_needed_to_see_a_turn() -> None
     assert turned(found, {**HELD, 3: cats[3], 4: cats[4]})[0] > 2
 
 
+def test_who_leans_to_other_classes_than_everybody_is_not_judged_by_them() -> None:
+    """First steps lead the rows of a client to the classes it has most images of."""
+    found = rows()
+    found[0] = {"cat": found[0]["dog"], "dog": found[0]["cat"]}
+    cats, dogs = {"cat": 31, "dog": 8}, {"cat": 7, "dog": 37}
+    held = {client: dogs for client in range(1, CLIENTS)} | {0: cats}
+    assert 0 not in turned(found, held)
+    assert turned(found, {**held, 1: cats, 2: cats})[0] > 2
+    assert turned(found, {**held, 1: {"cat": 5, "dog": 5}, 2: cats})[0] > 2
+
+
 def test_rows_that_do_not_differ_are_turned_nowhere() -> None:
     same = {client: dict.fromkeys(own, own["cat"]) for client, own in rows().items()}
     assert set(turned(same).values()) == {0.0}
