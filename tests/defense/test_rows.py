@@ -111,7 +111,7 @@ def test_who_leans_to_other_classes_than_everybody_is_not_judged_by_them() -> No
     found = rows()
     found[0] = {"cat": found[0]["dog"], "dog": found[0]["cat"]}
     cats, dogs = {"cat": 31, "dog": 8}, {"cat": 7, "dog": 37}
-    held = {client: dogs for client in range(1, CLIENTS)} | {0: cats}
+    held = dict.fromkeys(range(1, CLIENTS), dogs) | {0: cats}
     assert 0 not in turned(found, held)
     assert turned(found, {**held, 1: cats, 2: cats})[0] > 2
     assert turned(found, {**held, 1: {"cat": 5, "dog": 5}, 2: cats})[0] > 2
