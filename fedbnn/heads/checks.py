@@ -246,12 +246,12 @@ def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts)
 
 def _leans_alike(own: Mapping[str, int], other: Mapping[str, int], shared: Sequence[str]) -> bool:
     """Whether two clients have more than their share of the same ones of some classes."""
-    wholes = [sum(one[name] for name in shared) for one in (own, other)]
-    excess = [
-        [len(shared) * one[name] - whole for name in shared]
-        for one, whole in zip((own, other), wholes, strict=True)
-    ]
-    return sum(p * q for p, q in zip(*excess, strict=True)) >= 0
+
+    def excess(one: Mapping[str, int]) -> list[int]:
+        whole = sum(one[name] for name in shared)
+        return [len(shared) * one[name] - whole for name in shared]
+
+    return sum(p * q for p, q in zip(excess(own), excess(other), strict=True)) >= 0
 
 
 def _alike(own: Mapping[str, Tensor], other: Mapping[str, Tensor], shared: Sequence[str]) -> float:
