@@ -45,6 +45,7 @@ NOTES = (
 )
 BEGIN, END = "<!-- leaderboard -->", "<!-- end of the leaderboard -->"
 """Between these two lines of a Markdown file stands its board."""
+HEAD = "head.name"
 KEPT = ("scenario", "method", "seed", "replay_images", "notes")
 """Of the results, as they are."""
 Commands = Callable[[str, Runs], str]
@@ -150,13 +151,27 @@ def _labelled(runs: Runs) -> list[Results]:
     found: list[Results] = []
     for method, mine in by_method(runs).items():
         settings = [_settings(run) for run in mine]
-        keys = dict.fromkeys(key for one in settings for key in one)
-        varied = [key for key in keys if len({one.get(key, "–") for one in settings}) > 1]
         for run, own in zip(mine, settings, strict=True):
-            said = ", ".join(f"{key.rpartition('.')[2]} {own.get(key, '–')}" for key in varied)
+            said = ", ".join(f"{_short(key)} {own.get(key, '–')}" for key in _varied(own, settings))
             name = f"{method} ({said})" if said else method
             found.append({**run, "base": method, "method": name})
     return found
+
+
+def _varied(own: Mapping[str, str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Settings that differ among runs of a method; those of a head, among runs with that head."""
+    same = [one for one in settings if one.get(HEAD) == own.get(HEAD)]
+
+    def differs(key: str) -> bool:
+        among = same if key.startswith("head.") and key != HEAD else settings
+        return len({one.get(key) for one in among}) > 1
+
+    return [key for key in dict.fromkeys(key for one in settings for key in one) if differs(key)]
+
+
+def _short(key: str) -> str:
+    """A setting without its section; a head by its section."""
+    return key.partition(".")[0] if key == HEAD else key.rpartition(".")[2]
 
 
 def _settings(run: Results) -> dict[str, str]:

@@ -70,6 +70,19 @@ def test_settings_that_differ_are_lines_of_their_own_and_are_named(
     }
 
 
+def test_a_head_is_named_and_its_settings_only_where_runs_with_it_differ(
+    grid: Grid, tmp_path: Path
+) -> None:
+    gaussian, exact = {"name": "gaussian", "ridge": 0.1}, {"name": "exact", "filters": 50}
+    for head in (gaussian, exact, {**exact, "filters": 300}):
+        stored(tmp_path, grid[3], head=head)
+    assert {row.name for row in boards(tmp_path)[0].rows} == {
+        "fedavg (head gaussian)",
+        "fedavg (head exact, filters 50)",
+        "fedavg (head exact, filters 300)",
+    }
+
+
 def test_told_boundaries_and_stored_images_are_said(grid: Grid, tmp_path: Path) -> None:
     stored(tmp_path, {**grid[0], "notes": {"consolidation": "at task ends"}})
     stored(tmp_path, grid[-1])
