@@ -30,11 +30,16 @@ def train(home: Path, name: str, *words: str) -> Path:
     return home / name
 
 
-def test_everything_of_ones_own_gives_the_same_bytes_on_every_engine_and_can_be_resumed(
+@pytest.mark.slow
+def test_everything_of_ones_own_gives_the_same_bytes_in_workers(home: Path) -> None:
+    serial = train(home, "serial", *ALL)
+    assert final(train(home, "processes", *ALL, "--engine", "processes")) == final(serial)
+
+
+def test_everything_of_ones_own_can_be_resumed_and_predicts(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serial = train(home, "serial", *ALL)
-    assert final(train(home, "processes", *ALL, "--engine", "processes")) == final(serial)
     results = json.loads((serial / "results.json").read_text())
     assert results["method"] == f"{HERE}:Mine"
     assert fedbnn("train", "--resume", serial) == 0
