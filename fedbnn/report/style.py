@@ -99,9 +99,10 @@ def settled(figure: Figure) -> Figure:
 def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
     """Write each figure as `directory/name.png` and .pdf; the pictures in the same order."""
     paths = {directory / f"{name}.png": figure for name, figure in figures.items()}
+    if paths:
+        directory.mkdir(parents=True, exist_ok=True)
     with house():
         for path, figure in paths.items():
-            directory.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, facecolor="white")
             figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     return list(paths)
