@@ -144,7 +144,7 @@ class Official:
         if absent and (folder := image_folder(data_dir / self.name)):
             return folder
         if absent and not download:
-            fix = "set stream.download=true, or stream.data_dir to where it is"
+            fix = f"fedbnn data {self.name} --download fetches it; data_dir may be another folder"
             raise DataError(f"data set {self.name} is missing", f"looked for {absent[0]}", fix)
         if absent:
             self._fetch(data_dir)
@@ -162,7 +162,8 @@ class Official:
             if download:
                 return self._fetch(data_dir)
             what, where = f"{self.name} cannot be read: {error}", str(data_dir / self.files[0])
-            raise DataError(what, where, "remove it and set stream.download=true") from error
+            fix = f"remove it, then: fedbnn data {self.name} --download"
+            raise DataError(what, where, fix) from error
 
     def _read(self, data_dir: Path, download: bool) -> Original:
         train, test = (self.kind(data_dir, **part, download=download) for part in self.parts)

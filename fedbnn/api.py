@@ -10,7 +10,8 @@ event loop; signals are handled on the main thread alone, and given back.
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,8 +123,8 @@ def run(config: Config | None = None, /, **settings: Any) -> Run:
 def compare(
     config: Config,
     /,
-    methods: Iterable[Any] = ("fedbnn", "fedavg"),
-    seeds: Iterable[int] = (0, 1, 2),
+    methods: str | Iterable[Any] = ("fedbnn", "fedavg"),
+    seeds: int | Iterable[int] = (0, 1, 2),
     *,
     jobs: int | None = None,
     sweep: str | None = None,
@@ -134,13 +135,15 @@ def compare(
 
     Args:
         config: as for `run`.
-        methods: names, import paths or classes.
+        methods: names, import paths or classes; one, or several.
         seeds: one run of each method for each.
         jobs: runs at the same time; None is one a core.
         sweep: `KEY=V1,V2,...`: a setting to vary.
         out: directory of the comparison; None is runs/compare-NAME.
         settings: for all runs, or with `METHOD:KEY` for one method.
     """
+    methods = [methods] if isinstance(methods, str) else methods
+    seeds = [seeds] if isinstance(seeds, int) else seeds
     asked = {"jobs": jobs, "sweep": sweep, "out": out}
     asked |= {"methods": ",".join(map(_text, methods)), "seeds": ",".join(map(str, seeds))}
     words = [f"--{key}={value}" for key, value in asked.items() if value is not None]
@@ -179,15 +182,27 @@ def _text(value: Any) -> str:
 
 
 def _path(found: Any) -> str:
-    """`module:name` of a class or function, or of an object of the program that runs."""
+    """`module:name` of a class or function, or of an object that some module holds."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     if name is None:
-        module, program = "__main__", vars(sys.modules["__main__"])
-        name = next((key for key, value in program.items() if value is found), None)
+        module, name = next(_holders(found), (None, None))
     if name is None or "<" in name:
         what = f"a {type(found).__name__} has no name that it could be imported by"
         raise ConfigError(what, fix="define it in a module and give it, or package.module:name")
+    if module == "__main__":
+        what = f"{name} is part of this program: workers, and programs that load the model later,"
+        warnings.warn(f"{what} cannot import it; a module of its own can be", stacklevel=4)
     return f"{module}:{name}"
+
+
+def _holders(found: Any) -> Iterator[tuple[str, str]]:
+    """Modules that hold this object, and under which name; the program itself comes last."""
+    program = sys.modules["__main__"]
+    others = [(name, one) for name, one in sys.modules.items() if one is not program]
+    for module, holder in (*others, ("__main__", program)):
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
+            if value is found:
+                yield module, name
 
 
 def _ended(stopped: train.Stopped) -> BaseException:

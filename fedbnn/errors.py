@@ -1,10 +1,12 @@
 """What a user can cause ends in one line (what, where, what to do) and a documented exit code."""
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from enum import IntEnum
+from pathlib import Path
 from typing import TextIO
 
 SHOWN = 12
@@ -28,8 +30,8 @@ HELP: Mapping[Exit, str] = {
     Exit.DONE: "The command did what was asked.",
     Exit.CONFIGURATION: """The configuration cannot be what you meant: an unknown key or name, a
 value of the wrong type or out of range, values that contradict each other, or a YAML file that
-cannot be read. Nothing was started and no run directory was made. `python train.py --help` lists
-every key; `--print_config` shows what your file and flags add up to.""",
+cannot be read. Nothing was started and no run directory was made. `fedbnn train --help` lists every
+key; `--print_config` shows what your file and flags add up to.""",
     Exit.DATA: """A data set is missing, damaged, or not what the configuration says. The
 message names the file or folder. `fedbnn data` lists the data sets and where each belongs; `fedbnn
 data NAME --download` fetches one; `--stream.data_dir DIR` points to another folder.""",
@@ -37,7 +39,7 @@ data NAME --download` fetches one; `--stream.data_dir DIR` points to another fol
 process uses it, the disk is full, its rounds are damaged, or it was started with another
 configuration. Rounds that were committed are still there. Choose another `--run_dir`, free the
 disk, or resume with the configuration the run was started with.""",
-    Exit.FEDERATION: """Too few clients sent an update that could be folded. The model is the
+    Exit.FEDERATION: """Too few clients sent an update that counts. The model is the
 one of the last committed round. log.txt names each client with its reason, and rejected/ keeps the
 updates that were refused. When the clients are back, `--resume DIR` goes on from that round.""",
     Exit.NUMERICAL: """A local fit or a fold left the numbers a computer can hold. The model is
@@ -45,11 +47,11 @@ the one of the last committed round. A smaller `--client.lr` is the usual cure."
     Exit.PRIVACY: """The next round would spend more than `privacy.epsilon` allows. The model is
 the one of the last committed round, and what it spent stands in metrics.jsonl. Going on needs
 another budget, which is another run: more `privacy.noise`, fewer rounds, or more clients.""",
-    Exit.INTERRUPTED: """You pressed Ctrl-C (SIGINT). Every committed round is kept; `python
-train.py --resume DIR` goes on with the next one and ends in the same bytes as a run that was never
+    Exit.INTERRUPTED: """You pressed Ctrl-C (SIGINT). Every committed round is kept; `fedbnn
+train --resume DIR` goes on with the next one and ends in the same bytes as a run that was never
 stopped.""",
     Exit.TERMINATED: """The process was asked to stop (SIGTERM), by a scheduler or a shutdown.
-Every committed round is kept; `python train.py --resume DIR` goes on with the next one.""",
+Every committed round is kept; `fedbnn train --resume DIR` goes on with the next one.""",
 }
 
 
@@ -86,7 +88,7 @@ class RunDirectoryError(FedBNNError):
 
 
 class FederationError(FedBNNError):
-    """Too few clients answered with an update that can be folded."""
+    """Too few clients answered with an update that counts."""
 
     code = Exit.FEDERATION
 
@@ -108,6 +110,11 @@ def escaped(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def called() -> str:
+    """How training is called here: by the script of a clone, or by the command."""
+    return "python train.py" if Path(sys.argv[0]).name == "train.py" else "fedbnn train"
 
 
 def silence(file: TextIO) -> None:

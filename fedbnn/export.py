@@ -26,7 +26,7 @@ from fedbnn.config import own
 from fedbnn.config.parse import restored
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
-from fedbnn.errors import FedBNNError, RunDirectoryError
+from fedbnn.errors import ConfigError, FedBNNError, RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
 from fedbnn.heads.predictive import Predictor
@@ -129,8 +129,11 @@ class Model:
 
         An image is a picture of Pillow, or an array or tensor: uint8, or floats from 0 to 1, as
         (height, width), (channels, height, width) or (height, width, channels). Whatever its size,
-        it is cropped and resized as in training.
+        it is cropped and resized as in training. (3, height, width) is one picture to a model of
+        colours and three to one of grey levels.
         """
+        if samples < 1:
+            raise ConfigError(f"{samples} draws of the weights", "samples", "at least 1 is needed")
         predictor = Predictor(self.backbone, self.layout, self.state, self.card.head, samples, seed)
         pixels = stacked(images, self.card.image_shape)
         labels = torch.zeros(len(pixels), dtype=torch.long)
@@ -153,7 +156,8 @@ def save_model(directory: Path, card: Card, state: State, backbone: nn.Module) -
     """Write both files, each in one piece."""
     layout = layout_of(backbone)
     sites = {name: value for name, value in state.tensors.items() if name.startswith(KEPT)}
-    sites |= {f"backbone.{name}.constant": value for name, value in constants(backbone).items()}
+    frozen = constants(backbone).items()  # of tied weights each name has a copy of its own
+    sites |= {f"backbone.{name}.constant": value.clone() for name, value in frozen}
     sites["prototypes.loc"] = state["prototypes"]
     for kind, flat in KINDS.items():
         views = layout.views(state[flat]) if flat in state else {}

@@ -70,15 +70,20 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
 
 
 def as_picture(image: Any) -> Image.Image:
-    """One image as Pillow holds it: a picture, or an array or tensor with one channel or three."""
+    """One image as Pillow holds it: a picture, or an array or tensor with one channel or three.
+
+    Behind height and width there may be a fourth channel, the opacity, which does not count.
+    """
     if isinstance(image, Image.Image):
         return _eight_bits(image)
-    array = np.asarray(image.detach().cpu() if isinstance(image, Tensor) else image)
+    if isinstance(image, str | Path):
+        raise DataError(f"{str(image)!r} is a name and no image", fix="open it: PIL.Image.open")
+    array = np.asarray(_on_cpu(image) if isinstance(image, Tensor) else image)
     if array.ndim == 3 and array.shape[0] in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    if 0 in array.shape or not (array.ndim == 2 or array.shape[2:] == (3,)):
+    if 0 in array.shape or not (array.ndim == 2 or array.shape[2:] in ((3,), (4,))):
         fix = "it is (height, width), with one or three channels before or behind"
         raise DataError(f"an image has the shape {tuple(array.shape)}", fix=fix)
     if array.dtype.kind == "f":
@@ -90,16 +95,34 @@ def as_picture(image: Any) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array))
 
 
+def _on_cpu(image: Tensor) -> Tensor:
+    """Where NumPy can read it, and in a type it knows."""
+    here = image.detach().cpu()
+    return here.float() if here.is_floating_point() else here
+
+
+def _is_one(images: Any, shape: tuple[int, int, int]) -> bool:
+    """Whether these are one image; of three dimensions what the model sees decides.
+
+    (3, h, w) is a picture to a model of colours, and three pictures to one of grey levels; a stack
+    of its own height and width is many.
+    """
+    if isinstance(images, Image.Image | str | Path):
+        return True
+    dims: tuple[int, ...] = tuple(getattr(images, "shape", ()))
+    if len(dims) != 3:
+        return len(dims) == 2
+    return dims[0] in (1, shape[0]) or (dims[1:] != shape[1:] and dims[2] in (1, 3, 4))
+
+
 def stacked(images: Any, shape: tuple[int, int, int]) -> Tensor:
     """One image or many as uint8 (n, channels, height, width), cut and resized as a file is."""
-    dims: tuple[int, ...] = tuple(getattr(images, "shape", ()))
-    single = len(dims) == 2 or (len(dims) == 3 and {dims[0], dims[2]} & {1, 3})
     mode, size = "L" if shape[0] == 1 else "RGB", shape[1:]
     try:
-        each = [images] if single or isinstance(images, Image.Image) else list(images)
+        each = [images] if _is_one(images, shape) else list(images)
         pixels = [fitted(as_picture(image).convert(mode), size) for image in each]
         return torch.from_numpy(np.stack(pixels))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OSError) as error:
         fix = "give a picture, an array or a tensor, or several"
         raise DataError(f"these are no images: {error}", fix=fix) from error
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fedbnn import __version__
-from fedbnn.errors import ConfigError, Exit, FedBNNError, did_you_mean, explain, silence
+from fedbnn.errors import ConfigError, Exit, FedBNNError, called, did_you_mean, explain, silence
 
 COMMANDS = {
     "train": "train a model; the same as python train.py",
@@ -21,13 +21,12 @@ COMMANDS = {
     "completion": "print a script by which bash or zsh completes all this",
     "explain": "say what an exit code means and what helps",
 }
-START = "python train.py --config conf/quickstart.yaml"
-WELCOME = f"""\
+WELCOME = """\
 FedBNN trains one model over many clients whose data drift. Three commands to begin with:
 
-  {START}            train four methods on small digits; no download
-  {START} --dry_run  show which client meets which classes when
-  {START} --help     list every setting; each is a key in YAML and a flag
+  {0} --config quickstart            train four methods on small digits; no download
+  {0} --config quickstart --dry_run  show which client meets which classes when
+  {0} --config quickstart --help     list every setting; each is a key in YAML and a flag
 """
 """What `fedbnn train` says without words, before anything large is imported."""
 
@@ -64,7 +63,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"fedbnn {__version__}")
         return 0
     if list(words) == ["train"]:
-        sys.stdout.write(WELCOME)
+        sys.stdout.write(WELCOME.format(called()))
         return 0
     return subcommand(words[0])(words[1:])
 
@@ -103,8 +102,9 @@ class Arguments(ArgumentParser):
         for word in words:
             if not word.startswith("--"):
                 self.error(f"unrecognized arguments: {word}")
-            text = word[2:] if "=" in word else f"{word[2:]}={next(words, '')}"
-            known.set.append(pair(text))
+            if "=" not in word and (value := next(words, None)) is None:
+                self.error(f"{word} is no switch of this command, and a setting needs a value")
+            known.set.append(pair(word[2:] if "=" in word else f"{word[2:]}={value}"))
         return known
 
     def error(self, message: str) -> NoReturn:

@@ -77,9 +77,10 @@ def _rows(paths: Sequence[Path], prediction: Prediction, top: int) -> list[dict[
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """A table for people; uncertainty in nats."""
-    table = Table("picture")
+    table = Table()
+    table.add_column("picture", overflow="fold")
     for title in ("likeliest classes", "entropy", "mutual information", "unknown"):
-        table.add_column(title, min_width=len(title))
+        table.add_column(title, min_width=max(map(len, title.split())))
     for row in rows:
         classes = ", ".join(f"{name} {share:.0%}" for name, share in row["classes"].items())
         doubt = ["-" if row[name] is None else f"{row[name]:.3f}" for name in DOUBTS]

@@ -87,7 +87,7 @@ def command(method: str, runs: Runs) -> str:
         another = plain["head.name"] != head
         plain = dict(flat(parse([*words, "--head", head]).values)) if another else plain
     except (FedBNNError, OSError):
-        return f"python train.py --config {first['directory']}/config.yaml"
+        return f"fedbnn train --config {first['directory']}/config.yaml"
     skip = tuple(f"{name}." for name in (*MAY_DIFFER, *page.OWN))
     differ = {k: v for k, v in first["config"].items() if plain.get(k) != v}
     said = [f" --set {k}={v}" for k, v in differ.items() if not f"{k}.".startswith(skip)]

@@ -25,7 +25,7 @@ from fedbnn.cli import apart
 from fedbnn.cli.compose import SCHEMA, Engines, compose
 from fedbnn.config.parse import Parsed
 from fedbnn.config.parse import parse as parse_by
-from fedbnn.errors import ConfigError, Exit, FedBNNError
+from fedbnn.errors import ConfigError, Exit, FedBNNError, called
 from fedbnn.federation import experiment
 from fedbnn.federation.experiment import Experiment
 from fedbnn.report import page, schedule, tables
@@ -186,7 +186,7 @@ class Stopped(BaseException):
         """What happened after this round and how to go on, in one line."""
         name = {code: number.name for number, code in CODES.items()}[self.code]
         where = f"after round {round}" if round else "before the first round"
-        go_on = f"go on with: python train.py --resume {run_dir}"
+        go_on = f"go on with: {called()} --resume {run_dir}"
         return f"stopped by {name} {where} was committed; {go_on}"
 
 

@@ -18,7 +18,7 @@ from importlib.resources import files
 from inspect import Parameter, Signature
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from safetensors.torch import load_file
@@ -31,6 +31,7 @@ from fedbnn.seeds import forked
 Network = Callable[..., nn.Module]
 PLAIN = (type(None), bool, int, float, str, list, tuple)
 OURS = ("image_shape", "weights", "trained", "options", "pretrained")
+MAIN = "__main__"
 SKIPPED = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 
 
@@ -47,7 +48,9 @@ def imported(path: str) -> Any:
             return attrgetter(name)(import_module(module))
     except Exception as error:  # the border to the user's own code, which may raise anything
         what = f"{path} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(what, fix="write package.module:name of something importable") from error
+        fix = "write package.module:name of something importable"
+        fix = "define it in a module of its own, not in the program" if module == MAIN else fix
+        raise ConfigError(what, fix=fix) from error
 
 
 def network(found: Any) -> Network:
@@ -69,7 +72,7 @@ def network(found: Any) -> Network:
             image_shape: channels, height, width.
             weights: file of its weights (safetensors, or what torch.save wrote of a state_dict),
                 or PACKAGE:FILE of one that is in an installed package.
-            trained: names that the trained weights begin with; null is as the network says.
+            trained: layers, by name, whose weights are trained; null is as the network says.
             options: further arguments of what builds it.
         """
         if "image_shape" in _arguments(found):
@@ -79,7 +82,12 @@ def network(found: Any) -> Network:
             _load(made, _file(weights))
         if trained is not None:
             _train_only(made, trained)
-        return as_backbone(made, image_shape)
+        backbone = as_backbone(made, image_shape)
+        if trained and not list(backbone.parameters()):
+            what = f"{', '.join(trained)}: nothing else of the network would be trained"
+            fix = "prototypes take the place of the last layer; name layers before it, or []"
+            raise ConfigError(what, "network.trained", fix)
+        return backbone
 
     _sign(build, [one for one in _arguments(found).values() if _is_setting(one)])
     return build
@@ -89,9 +97,16 @@ def _is_network(found: Any) -> bool:
     """Whether it is known to build a network before it is called: a model's file may name it."""
     if isinstance(found, nn.Module):
         return True
-    made = found if isinstance(found, type) else getattr(found, "__annotations__", {}).get("return")
-    made = import_module(found.__module__).__dict__.get(made) if isinstance(made, str) else made
+    made = found if isinstance(found, type) else _returned(found)
     return isinstance(made, type) and issubclass(made, nn.Module)
+
+
+def _returned(found: Any) -> Any:
+    """What a function is annotated to return, also where annotations are texts."""
+    try:
+        return get_type_hints(found).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None
 
 
 def _arguments(found: Any) -> dict[str, Parameter]:
@@ -153,15 +168,16 @@ def _load(made: nn.Module, file: Path) -> None:
 
 
 def _train_only(made: nn.Module, prefixes: list[str]) -> None:
-    """Ask for gradients of the weights whose names begin with one of these, and of no others."""
+    """Ask for gradients of the weights in these layers, or of these names, and of no others."""
     names = [name for name, _ in made.named_parameters()]
     for prefix in prefixes:
-        if not any(name.startswith(prefix) for name in names):
+        if not any(f"{name}.".startswith(f"{prefix}.") for name in names):
             layers = {name.rpartition(".")[0] or name for name in names}
-            what = f"no weights begin with {prefix!r}"
+            what = f"no layer is called {prefix!r}"
             raise ConfigError(what, "network.trained", did_you_mean(prefix, layers))
+    inside = tuple(f"{prefix}." for prefix in prefixes)
     for name, weight in made.named_parameters():
-        weight.requires_grad_(name.startswith(tuple(prefixes)))
+        weight.requires_grad_(f"{name}.".startswith(inside))
 
 
 def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:

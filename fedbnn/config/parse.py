@@ -21,11 +21,11 @@ from fedbnn.config import yaml
 from fedbnn.config.own import imported
 from fedbnn.config.ranges import WORDS
 from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
-from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.errors import ConfigError, called, did_you_mean
 
-USAGE = "python train.py --config FILE [--section.key VALUE ...]"
+USAGE = "{} --config FILE [--section.key VALUE ...]"
 ABOUT = "Train a federated model on data that drift. Every key of the YAML file is also a flag."
-EXAMPLE = "example: python train.py --config conf/quickstart.yaml --method fedavg --client.lr 0.01"
+EXAMPLE = "example: {} --config quickstart --method fedavg --client.lr 0.01"
 SWITCHES = {
     "config": "FILE, or the name of one in conf/; of several the later ones win",
     "resume": "DIR or last: go on with an interrupted run",
@@ -180,8 +180,9 @@ def _parser(schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
     """A parser that raises its errors, with a group of arguments for each section."""
     set_loader("strict", lambda text: yaml.parse(text, "value"), exceptions=(ConfigError,))
     how: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
-    parser = ArgumentParser(parser_mode="strict", usage=USAGE, description=ABOUT, **how)
-    parser.epilog = EXAMPLE
+    usage, example = (text.format(called()) for text in (USAGE, EXAMPLE))
+    parser = ArgumentParser(parser_mode="strict", usage=usage, description=ABOUT, **how)
+    parser.epilog = example
     for key, entry in schema.items():
         if isinstance(entry, Value):
             parser.add_argument(f"--{key}", type=entry.type, default=entry.default, help=entry.help)
@@ -213,8 +214,8 @@ def _built_by(entry: Named, key: str, name: object) -> Builder:
         return entry.choices[name]
     if isinstance(name, str) and ":" in name and entry.own:
         return entry.own(imported(name))
-    what = f"unknown {key} {_short(repr(name))}"
-    raise ConfigError(what, fix=did_you_mean(str(name), entry.choices))
+    what, fix = f"unknown {key} {_short(repr(name))}", did_you_mean(str(name), entry.choices)
+    raise ConfigError(what, fix=f"{fix}; your own is package.module:name" if entry.own else fix)
 
 
 def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name: str) -> None:
@@ -315,7 +316,8 @@ def _unknown(key: str, known: set[str], schema: Schema) -> ConfigError:
         return ConfigError(f"{key} is a section with keys of its own", fix=f"such as {members[0]}")
     same = sorted(name for name in known if name.rpartition(".")[2] == leaf)
     beside = {name for name in known if name.rpartition(".")[0] == parent} or known
-    near = did_you_mean(same[0] if same else key, same or {*beside, *SWITCHES})
+    sections = () if parent else (*SWITCHES, *schema)
+    near = did_you_mean(same[0] if same else key, same or {*beside, *sections})
     return ConfigError(f"unknown key {key!r}", fix=near)
 
 

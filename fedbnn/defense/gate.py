@@ -219,7 +219,7 @@ class Candidates:
         if asked and len(self.trust) < needed:
             lost = {**self.failed, **self.refused}
             reasons = "; ".join(f"client {client}: {lost[client]}" for client in sorted(lost)[:5])
-            found = f"{len(self.trust)} of {asked} clients can be folded, the quorum is {needed}"
+            found = f"{len(self.trust)} of {asked} clients count, the quorum is {needed}"
             fix = "nothing was changed; resume when the clients are well, or lower gate.quorum"
             raise FederationError(f"round {self.call.round}: {found}", reasons, fix)
 

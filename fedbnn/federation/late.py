@@ -43,7 +43,7 @@ def only_factors(method: Method) -> None:
     """Only factors can wait: weights and moments are worth nothing on another prior."""
     factors = isinstance(method, FedBNN) and method.fold_by != "moments"
     if not (factors and method.shares_prototypes):
-        what = "only factors can be folded late, this method sends none"
+        what = "only factors may come late, and this method sends none"
         fix = "use method fedbnn with fold_by product or scaled, or federation.late: refuse"
         raise ConfigError(what, "federation.late", fix)
 

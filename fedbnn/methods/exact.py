@@ -9,6 +9,7 @@ forgets nothing. Features are random convolutions (`head.features: random_conv`)
 network that is never trained (`backbone`), which may be one of yours (`network.weights`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,3 +22,4 @@ class Exact(Method):
 
     formula: ClassVar[str] = "p(c | x) from sums of n_c, s_c and f f^T over everybody"
     trains: ClassVar[bool] = False
+    notes: ClassVar[Mapping[str, str]] = {"training": "none, so there is nothing to forget"}

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fedbnn import __version__
 from fedbnn.config import yaml
-from fedbnn.errors import RunDirectoryError
+from fedbnn.errors import RunDirectoryError, called
 from fedbnn.report import figures, style, tables, words
 from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import TEXT, Damaged, read, read_json, write_atomic, writing
@@ -114,7 +114,7 @@ def results_of(run_dir: Path) -> Results:
     try:
         found, more = (read_json(run_dir / f"{name}.json") for name in ("results", "diagnostics"))
     except Damaged as damage:
-        fix = "finish the run first: python train.py --config ... with the same run directory"
+        fix = f"finish the run first: {called()} --resume {run_dir}"
         raise RunDirectoryError(f"no results: {damage}", str(run_dir), fix) from damage
     return {**found, "diagnostics": more}
 

@@ -150,13 +150,14 @@ def _column(grouped: Mapping[str, Runs], path: Path) -> list[Cell]:
 
 
 def _rivals(grouped: Mapping[str, Runs], path: Path) -> list[str]:
-    """Who may win a column: in forgetting, only those who have learnt something to forget."""
+    """Who may win a column: in forgetting, only those who trained something they might forget."""
     rivals = [method for method, mine in grouped.items() if competes(mine[0])]
     if path[-1] != "forgetting":
         return rivals
+    rivals = [method for method in rivals if "training" not in grouped[method][0]["notes"]]
     gains = {one: [_gain(run, str(path[0])) for run in grouped[one]] for one in rivals}
     learnt = {one: mean(values) for one, values in gains.items()}
-    return [one for one in rivals if learnt[one] >= LEARNT * max(learnt.values())]
+    return [one for one in rivals if learnt[one] >= LEARNT * max(learnt.values(), default=0.0)]
 
 
 def _gain(run: Results, regime: str) -> float:

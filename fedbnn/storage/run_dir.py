@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fedbnn.errors import RunDirectoryError
+from fedbnn.errors import RunDirectoryError, called
 from fedbnn.protocol.state import digest
 from fedbnn.storage import files
 from fedbnn.storage.files import Damaged, as_json, write_atomic
@@ -123,7 +123,7 @@ def changed(run_dir: Path) -> list[str]:
 def intact(run_dir: Path, *names: str) -> Path:
     """The directory, if it holds nothing but files and these are as a complete run left them."""
     for name in set(names) & {*changed(files.plain(run_dir))}:
-        fix = f"python train.py --resume {run_dir} makes it again"
+        fix = f"{called()} --resume {run_dir} makes it again"
         raise RunDirectoryError(f"{name} is not as the run left it", str(run_dir / name), fix)
     return run_dir
 

@@ -50,9 +50,22 @@ class Tied(nn.Module):
         return features
 
 
+class TiedFrozen(Tied):
+    """The same, and nobody trains them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
 def flat() -> nn.Sequential:
     """A classifier in a function."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
+def in_words() -> "nn.Module":
+    """A classifier, in a function that says so in a text."""
+    return flat()
 
 
 def pictures() -> nn.Module:

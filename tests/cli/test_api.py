@@ -14,9 +14,10 @@ from torch import nn
 
 import fedbnn
 from fedbnn import api
+from fedbnn.config.own import imported
 from fedbnn.errors import ConfigError
 from tests.cli.command import final
-from tests.cli.own_parts import Mine, Tiny
+from tests.cli.own_parts import READY, Mine, Tiny
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -111,8 +112,19 @@ def test_a_mistake_is_an_exception_of_one_line() -> None:
         fedbnn.run("quikstart")
     with pytest.raises(ConfigError, match="a Linear has no name that it could be imported by"):
         fedbnn.run("quickstart", network=nn.Linear(3, 3))
+    with pytest.raises(ConfigError, match="unknown method 'fedavgg'; did you mean 'fedavg'"):
+        fedbnn.compare("quickstart", "fedavgg", seeds=3)
     with pytest.raises(AttributeError, match="no attribute 'ruin'"):
         fedbnn.ruin  # noqa: B018
+
+
+def test_what_a_module_holds_goes_by_its_name_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not api._path(READY).startswith("__main__")
+    assert imported(api._path(READY)) is READY
+    main, mine = sys.modules["__main__"], nn.Linear(3, 3)
+    monkeypatch.setattr(main, "mine", mine, raising=False)
+    with pytest.warns(UserWarning, match="mine is part of this program: workers"):
+        assert api._path(mine) == "__main__:mine"
 
 
 def test_images_look_strange_before_a_task_begins_and_no_label_says_so(home: Path) -> None:

@@ -47,8 +47,8 @@ def test_a_data_set_that_is_not_there_is_named_with_its_folder(
     for words in (
         "cifar100",
         "elsewhere/cifar-100-python",
-        "stream.download=true",
-        "stream.data_dir",
+        "fedbnn data cifar100 --download",
+        "data_dir",
     ):
         assert words in line
     assert not (home / "runs").exists()
@@ -109,7 +109,7 @@ def test_too_few_clients_is_exit_code_5_and_the_log_has_the_reasons(
     late = ("--gate.deadline_seconds", "0.001", "--client.epochs", "1000")
     assert fedbnn("train", "--config", "tiny.yaml", *late) == 5
     line = capsys.readouterr().err
-    assert re.match(r"error: round 1: 0 of 2 clients can be folded", line)
+    assert re.match(r"error: round 1: 0 of 2 clients count", line)
     assert line.count("\n") == 1
     assert line.removeprefix("error: ").strip() in (home / "runs" / "tiny" / "log.txt").read_text()
 

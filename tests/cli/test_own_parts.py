@@ -65,7 +65,7 @@ def test_a_frozen_layer_is_never_sent_has_no_posterior_and_is_in_the_model(home:
     assert torch.equal(first.probabilities, second.probabilities)
 
 
-@pytest.mark.parametrize("name", ["READY", "FROZEN", "flat"])
+@pytest.mark.parametrize("name", ["READY", "FROZEN", "TiedFrozen", "in_words"])
 def test_a_module_that_is_there_or_a_function_is_a_network_too(home: Path, name: str) -> None:
     run = train(home, "run", "--network", f"{HERE}:{name}")
     classes = package.load(run).predict(torch.rand(5, 8, 8)).classes
@@ -112,6 +112,11 @@ WRONG = {
     ("--network", f"{HERE}:Tiny", "--network.dim", "-3"): "the network cannot be built",
     ("--network", f"{HERE}:Tiny", "--network.weights", "x.pth"): "weights cannot be loaded",
     ("--network", f"{HERE}:Tiny", "--network.trained", "[hiden]"): "did you mean 'hidden'?",
+    ("--network", f"{HERE}:Tiny", "--network.trained", "[hid]"): "no layer is called 'hid'",
+    ("--network", f"{HERE}:Tiny", "--network.trained", "[classifier]"): "name layers before it",
+    ("--network", "TinyNet"): "your own is package.module:name",
+    ("--networc", "mlp"): "did you mean 'network'?",
+    ("--network", "__main__:Lost"): "define it in a module of its own",
     ("--network", "torchvision.models:resnet18"): "the network cannot see images of 1x8x8",
     ("--method", f"{HERE}:Tiny"): "is no method",
     ("--head", f"{HERE}:Tiny"): "unknown head",

@@ -86,6 +86,19 @@ def test_the_table_is_plain_and_has_a_line_for_each_picture(
     assert shown.count("digits/") == 2
 
 
+def test_long_names_of_pictures_are_shown_whole(
+    finished: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{'a_long_name_' * 4}{number}.png" for number in range(2)]
+    for name in names:
+        (tmp_path / name).write_bytes((pictures / "0.png").read_bytes())
+    assert command("predict", finished, *(tmp_path / name for name in names)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = "".join(line.split("│")[1].strip() for line in lines if line.startswith("│"))
+    assert all(f"{tmp_path / name}" in shown for name in names)
+    assert {len(line) for line in lines} == {len(lines[0])}
+
+
 WRONG = {
     ("RUN", "missing.png"): (3, "there is no such picture or folder (missing.png)"),
     ("RUN", "empty"): (3, "no picture found (empty)"),

@@ -40,7 +40,7 @@ def test_the_command_of_a_line_repeats_its_settings() -> None:
     told = command("fedavg", [{**run, "config": dict(flat(values))}])
     assert told.endswith(" --set head=gaussian --set client.lr=0.02")
     lost = command("fedavg", [{**run, "scenario": "nowhere"}])
-    assert lost == "python train.py --config x/config.yaml"
+    assert lost == "fedbnn train --config x/config.yaml"
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -106,7 +106,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "python train.py --config conf/quickstart.yaml" in shown
+    assert "fedbnn train --config quickstart --method fedavg" in shown
     assert all(
         f"--{key}" in shown
         for key in ("seed", "client.lr", "stream.sources", "dry_run", "print_config")

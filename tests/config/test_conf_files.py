@@ -115,7 +115,15 @@ def test_train_alone_shows_the_three_commands_a_newcomer_needs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train"]) == Exit.DONE
-    assert capsys.readouterr().out.count("  python train.py --config conf/quickstart.yaml") == 3
+    assert capsys.readouterr().out.count("  fedbnn train --config quickstart") == 3
+
+
+def test_the_script_of_a_clone_names_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    assert main(["train"]) == Exit.DONE
+    assert capsys.readouterr().out.count("  python train.py --config quickstart") == 3
 
 
 WHOLE = parse(["--config", str(QUICKSTART)], SCHEMA).values

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentError
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 import fedbnn
-from fedbnn.errors import DataError, RunDirectoryError
+from fedbnn.errors import ConfigError, DataError, RunDirectoryError
 from fedbnn.export import CARD, MODEL, Card, load
 from fedbnn.heads import GaussianHead, Head, LinearHead
+from fedbnn.images import stacked
 from fedbnn.networks import MLP, NETWORKS
 from fedbnn.protocol.state import digest
 from fedbnn.storage.files import sealed, unsealed
@@ -126,16 +128,42 @@ def plain_model(folder: Path) -> fedbnn.export.Model:
 def test_an_image_is_the_same_however_it_is_given(tmp_path: Path) -> None:
     model, pixels = plain_model(tmp_path), images(4).pixels
     wanted = model.predict(pixels).probabilities
-    colour = pixels.shape[1] == 3
     pictures = [Image.fromarray(one.permute(1, 2, 0).squeeze().numpy()) for one in pixels]
     ways = (pixels.numpy(), pixels.double() / 255, list(pixels), tuple(pixels.numpy()), pictures)
     for given in (*ways, pixels.permute(0, 2, 3, 1)):
         assert torch.equal(model.predict(given).probabilities, wanted)
     for given in (pixels[0], pixels[0].numpy() / 255, pictures[0], pixels[0].permute(1, 2, 0)):
         assert torch.allclose(model.predict(given).probabilities, wanted[:1])
-    other = pixels[0, 0] if colour else pixels[0].expand(3, -1, -1)
-    assert len(model.predict(other).labels) == 1
-    assert len(model.predict(torch.rand(3, 50, 20)).labels) == 1
+    for given in (pixels[0, 0], torch.rand(50, 20, 3), torch.rand(50, 20, 4)):
+        assert len(model.predict(given).labels) == 1
+    assert torch.allclose(model.predict(pixels[:3, 0]).probabilities, wanted[:3])
+    half = (pixels.double() / 255).bfloat16()
+    assert torch.allclose(model.predict(half).probabilities, wanted, atol=0.05)
+
+
+def test_three_planes_are_a_picture_to_a_model_of_colours_and_three_to_one_of_grey() -> None:
+    planes, opaque = torch.rand(3, 8, 6), np.full((8, 6, 4), 255, np.uint8)
+    assert len(stacked(planes, (3, 8, 6))) == 1
+    assert len(stacked(planes, (1, 8, 6))) == 3
+    assert len(stacked(planes[:2], (3, 8, 6))) == 2
+    assert torch.equal(stacked(opaque, (3, 8, 6)), torch.full((1, 3, 8, 6), 255).byte())
+
+
+def test_a_model_needs_a_draw_of_its_weights(tmp_path: Path) -> None:
+    model = plain_model(tmp_path)
+    for samples in (0, -1):
+        with pytest.raises(ConfigError, match="at least 1 is needed"):
+            model.predict(torch.zeros(4, 4), samples)
+
+
+def test_a_picture_that_breaks_off_is_refused_in_one_line(tmp_path: Path) -> None:
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(
+        tmp_path / "whole.png"
+    )
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:900])
+    (tmp_path / "model").mkdir()
+    with Image.open(tmp_path / "cut.png") as lazy, pytest.raises(DataError, match="no images"):
+        plain_model(tmp_path / "model").predict(lazy)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +176,7 @@ def test_an_image_is_the_same_however_it_is_given(tmp_path: Path) -> None:
         (torch.zeros(1, 0, 8), "an image has the shape"),
         ([], "these are no images"),
         (3, "these are no images"),
-        ("a.png", "an image has the shape ()"),
+        ("a.png", "'a.png' is a name and no image"),
         ([[[1, 2], [3]]], "these are no images"),
     ],
 )

@@ -246,5 +246,5 @@ def test_nobody_counts_twice_by_being_late_again(
     "method", [FedAvg(), FedBNN(fold_by="moments"), FedBNN(share="backbone_only")], ids=str
 )
 def test_only_factors_can_wait(federate: Federate, method: Method) -> None:
-    with pytest.raises(ConfigError, match="only factors can be folded late"):
+    with pytest.raises(ConfigError, match="only factors may come late"):
         federate(method, late=Late("fold"))

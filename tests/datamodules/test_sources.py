@@ -108,7 +108,7 @@ def test_a_bad_checksum_names_the_folder(
         file.write(b"!")
     with pytest.raises(
         DataError,
-        match=r"cifar100 cannot be read: .*corrupted.*cifar-100-python.*stream.download=true",
+        match=r"cifar100 cannot be read: .*corrupted.*cifar-100-python.*data cifar100 --download",
     ):
         opened("cifar100", tmp_path)
 
@@ -244,7 +244,7 @@ def test_a_missing_data_set_says_where_it_looked_and_what_helps(
     with pytest.raises(
         DataError,
         match=rf"data set {source} is missing \(looked for {tmp_path}/.+\); "
-        "set stream.download=true",
+        f"fedbnn data {source} --download",
     ):
         opened(source, tmp_path)
 

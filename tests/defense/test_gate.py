@@ -241,7 +241,7 @@ def test_a_lost_quorum_names_the_clients(candidates: Open) -> None:
     for client in (2, 3, 4):
         gate.admit(Failure(client, "no answer within 5 s"))
     with pytest.raises(
-        FederationError, match="round 7: 1 of 5 clients can be folded, the quorum is 3"
+        FederationError, match="round 7: 1 of 5 clients count, the quorum is 3"
     ) as caught:
         gate.close()
     assert caught.value.code == Exit.FEDERATION

@@ -87,4 +87,4 @@ def test_the_log_names_everyone(machines: Machines, run: Path) -> None:
 def test_without_a_quorum_the_run_ends_with_the_code_of_the_page(machines: Machines) -> None:
     said = machines.run(WORDS.format(3) + "--run_dir few --gate.quorum 1", seconds=1500.0)
     assert "fedbnn ended with exit code 5 (federation)" in said
-    assert "2 of 3 clients can be folded, the quorum is 3" in machines.log("few")
+    assert "2 of 3 clients count, the quorum is 3" in machines.log("few")

@@ -204,7 +204,7 @@ def test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patch:
         with_one_spoiled(patch, lambda reply: Failure(reply.client, "gone"), round=3, client=None)
         assert train.main([*TINY, "--method", SUBJECT.name, "--run_dir", str(run_dir)]) == 5
-    assert "round 3: 0 of 3 clients can be folded, the quorum is 2" in capsys.readouterr().err
+    assert "round 3: 0 of 3 clients count, the quorum is 2" in capsys.readouterr().err
     assert len(records_of(run_dir)) == 2
     assert train.main(["--resume", str(run_dir)]) == 0
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)

@@ -148,7 +148,7 @@ def test_a_signal_is_an_exception_that_libraries_do_not_catch(
 def test_the_message_says_what_is_safe_and_how_to_go_on() -> None:
     assert Stopped(Exit.TERMINATED).message(Path("runs/x"), 7) == (
         "stopped by SIGTERM after round 7 was committed; "
-        "go on with: python train.py --resume runs/x"
+        "go on with: fedbnn train --resume runs/x"
     )
     assert (
         Stopped(Exit.INTERRUPTED)

@@ -72,6 +72,14 @@ def test_a_bound_wins_nothing(grid) -> None:
     assert not any(cell.best for row in alone.rows for cell in row.cells)
 
 
+def test_who_trains_nothing_wins_no_forgetting(grid) -> None:
+    for run in grid:
+        if run["method"] == "fedavg":
+            run["notes"] = {**run["notes"], "training": "none"}
+            run["class_agnostic"]["forgetting"] = -5.0
+    assert not cell(tables.averages(grid), "fedavg", "agnostic forgetting").best
+
+
 def test_who_has_learnt_nothing_wins_no_forgetting(grid) -> None:
     for run in grid:
         if run["method"] == "fedavg":
