@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import fedbnn  # noqa: F401  (before Lightning, which imports torchvision)
 
 settings.register_profile("fedbnn", deadline=None)
 settings.load_profile("fedbnn")
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests are no garbage: from here on nobody looks through them."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,12 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any, NoReturn
 
 from fedbnn import __version__
 from fedbnn.errors import ConfigError, Exit, FedBNNError, called, did_you_mean, explain, silence
+from fedbnn.machine.garbage import kept
 
 COMMANDS = {
     "train": "train a model; the same as python train.py",
@@ -72,7 +74,18 @@ def subcommand(name: str) -> Callable[[Sequence[str]], int]:
     """What runs a subcommand; only its own file is imported."""
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
-    return _explain if name == "explain" else import_module(f"fedbnn.cli.{name}").main
+    if name == "explain":
+        return _explain
+    command: Callable[[Sequence[str]], int] = _imported(f"fedbnn.cli.{name}").main
+    return command
+
+
+def _imported(file: str) -> ModuleType:
+    """A file with all that it imports; what a program imported before is not ours to keep."""
+    if file in sys.modules:
+        return sys.modules[file]
+    with kept():
+        return import_module(file)
 
 
 def _explain(argv: Sequence[str]) -> int:

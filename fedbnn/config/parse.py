@@ -83,7 +83,7 @@ def parse(argv: Sequence[str], schema: Schema, run_directory: Finder = Path) -> 
     for layer in (*map(yaml.read, files), names):
         tree = _merged(tree, _longhand(layer, schema), schema)
     if flags.help:
-        parser = _parser(schema, _names(tree, schema))
+        parser = _parser(schema, _names(tree, schema), set())
         switches = parser.add_argument_group("switches")
         for name, text in SWITCHES.items():
             switches.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)
@@ -176,8 +176,11 @@ def _merged(below: Tree, top: Tree, schema: Schema) -> Tree:
     return both
 
 
-def _parser(schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
-    """A parser that raises its errors, with a group of arguments for each section."""
+def _parser(schema: Schema, names: Mapping[str, str], asked: set[str]) -> ArgumentParser:
+    """A parser that raises its errors, with a group of arguments for each section.
+
+    Of a free section it has the arguments that are `asked` for: the others have no default.
+    """
     set_loader("strict", lambda text: yaml.parse(text, "value"), exceptions=(ConfigError,))
     how: dict[str, Any] = {"exit_on_error": False, "add_help": False, "allow_abbrev": False}
     usage, example = (text.format(called()) for text in (USAGE, EXAMPLE))
@@ -188,11 +191,20 @@ def _parser(schema: Schema, names: Mapping[str, str]) -> ArgumentParser:
             parser.add_argument(f"--{key}", type=entry.type, default=entry.default, help=entry.help)
         elif isinstance(entry, Free):
             group = parser.add_argument_group(key, entry.help)
+            unset: Any = {"default": SUPPRESS, "help": SUPPRESS}
             for name, kind in _arguments(entry).items():
-                group.add_argument(f"--{key}.{name}", type=kind, default=SUPPRESS, help=SUPPRESS)
+                if f"{key}.{name}" in asked:
+                    group.add_argument(f"--{key}.{name}", type=kind, **unset)
         else:
             _add_section(parser, key, entry, names.get(key, ""))
     return parser
+
+
+def _asked(tree: Tree, words: Sequence[str]) -> set[str]:
+    """`section.argument` of all that the tree and the words of other keys set."""
+    within = {key: value for key, value in tree.items() if isinstance(value, Mapping)}
+    said = {f"{key}.{name}" for key, section in within.items() for name in section}
+    return said | {".".join(re.split("[.=+]", word[2:])[:2]) for word in words}
 
 
 def _arguments(entry: Free) -> dict[str, Any]:
@@ -236,7 +248,7 @@ def _add_section(parser: ArgumentParser, key: str, entry: Section | Named, name:
 def _checked(tree: Tree, words: Sequence[str], schema: Schema, flags: Flags) -> Parsed:
     """The configuration with all layers in place; what contradicts itself is reported here, too."""
     names = _names(tree, schema)
-    parser = _parser(schema, names)
+    parser = _parser(schema, names, _asked(tree, words))
     try:
         values = parser.parse_args(list(words), namespace=parser.parse_object(dict(tree)))
         parser.validate(values, skip_unset=False)

@@ -19,6 +19,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from fedbnn.machine.garbage import postponed
+
 LOOKS = {
     "fedbnn": ("#0072B2", "o"),
     "fedavg": ("#D55E00", "s"),
@@ -49,8 +51,11 @@ SHEET = Path(__file__).with_name("house.mplstyle")
 
 @contextmanager
 def house() -> Iterator[None]:
-    """Draw in the house style and leave matplotlib as it was; a missing letter is no warning."""
-    with mpl.rc_context(fname=SHEET), warnings.catch_warnings():
+    """Draw in the house style and leave matplotlib as it was; a missing letter is no warning.
+
+    A figure is thousands of objects that hold each other, and none is garbage before it is saved.
+    """
+    with postponed(), mpl.rc_context(fname=SHEET), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 

@@ -1,9 +1,11 @@
 """The command `fedbnn`."""
 
 import ast
+import gc
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,6 +52,29 @@ def test_the_package_and_its_version_cost_no_import_of_torch() -> None:
     code += "; assert not {'torch', 'torchvision', 'jsonargparse', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_garbage_collector_looks_at_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def imported(name: str) -> SimpleNamespace:
+        seen.extend((name, gc.isenabled()))
+        return SimpleNamespace(main=len)
+
+    monkeypatch.setattr("fedbnn.cli.main.import_module", imported)
+    monkeypatch.setattr(gc, "freeze", lambda: seen.append("kept"))
+    monkeypatch.delitem(sys.modules, "fedbnn.cli.data", raising=False)
+    assert subcommand("data") is len
+    assert seen == ["fedbnn.cli.data", False, "kept"]
+    assert gc.isenabled()
+
+
+def test_what_a_program_has_imported_before_is_left_to_its_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: pytest.fail("a program keeps its own objects"))
+    monkeypatch.setitem(sys.modules, "fedbnn.cli.data", SimpleNamespace(main=len))
+    assert subcommand("data") is len
 
 
 def test_torchvision_can_be_imported_after_the_package_whoever_does() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedbnn.config.parse import parse, restored
+from fedbnn.config.parse import _names, _parser, parse, restored
 from fedbnn.config.schema import Section
 from fedbnn.config.yaml import dump
 from fedbnn.errors import ConfigError
@@ -49,6 +49,12 @@ def test_words_that_look_like_something_else_survive_writing_and_reading(
     file = tmp_path / "again.yaml"
     file.write_text(dump(values), encoding="utf-8")
     assert parse(["--config", str(file)], SCHEMA)["name"] == name
+
+
+def test_of_a_free_section_only_what_is_asked_for_becomes_an_argument() -> None:
+    parser = _parser(SCHEMA, _names({}, SCHEMA), {"trainer.precision", "trainer.max_epochs"})
+    named = {name for action in parser._actions for name in action.option_strings}
+    assert {name for name in named if "trainer" in name} == {"--trainer.precision"}
 
 
 def test_the_complete_configuration_names_every_key(tmp_path: Path) -> None:

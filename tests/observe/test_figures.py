@@ -1,5 +1,6 @@
 """Figures say what the numbers say, for complete, unfinished and odd runs."""
 
+import gc
 import json
 import math
 import re
@@ -40,6 +41,20 @@ GRID = [
     "training",
     "reliability",
 ]
+
+
+@cache
+def _alone(name: str, runs: str) -> Figure | None:
+    """One figure of these runs."""
+    with style.house():
+        figure = getattr(figures, name)(json.loads(runs))
+        return style.settled(figure) if figure else None
+
+
+def alone(name: str, runs: list, lines: list | None = None) -> Figure | None:
+    """One figure of these runs, where the others are of no interest; None where it is left out."""
+    told = diagnostics(lines or [])
+    return _alone(name, json.dumps([{**run, "diagnostics": told} for run in runs]))
 
 
 @cache
@@ -104,8 +119,9 @@ def test_the_matrix_shows_its_numbers_and_leaves_the_future_empty(run, lines) ->
 
 def test_a_point_run_has_no_posterior_and_a_finished_stream_no_unseen_classes(lines, facts) -> None:
     bare = [{**line, "posterior": None, "novelty": None, "diagnostics": None} for line in lines]
-    drawn = of_run(results(bare, facts), bare)
-    assert not {"posterior_scale", "uncertainty", "reliability"} & set(drawn)
+    run = results(bare, facts)
+    for name in ("posterior_scale", "uncertainty", "reliability"):
+        assert alone(name, [run], bare) is None
 
 
 def test_a_bin_of_a_few_images_is_no_point_of_the_reliability_curve(run, lines) -> None:
@@ -146,7 +162,7 @@ def test_a_comparison_has_all_its_figures(grid, lines, tmp_path) -> None:
 
 def test_one_seed_has_no_band_and_a_sweep_has_a_point_per_value(grid) -> None:
     single = [grid[0], grid[3]]
-    figure = of_grid(single)["focus_on_now"]
+    figure = alone("focus_on_now", single)
     assert not figure.axes[0].collections
     varied = Varied("clients a round", ["20"] * len(grid) + ["10"] * len(single))
     drawn = figures.every([*grid, *single], varied)
@@ -173,7 +189,7 @@ def dots(axes: Axes) -> dict[str, list[float]]:
 
 def test_one_method_forgets_task_by_task_and_several_on_average(grid, run) -> None:
     def shown(runs: list) -> dict[str, list[float]]:
-        return dots(of_grid(runs)["forgetting"].axes[0])
+        return dots(alone("forgetting", runs).axes[0])
 
     both = [run[regime]["forgetting_by_task"][:2] for regime in ("task_aware", "class_agnostic")]
     assert shown([run]) == {
@@ -204,9 +220,9 @@ def test_twelve_methods_have_twelve_colours_and_marks_and_keep_them_everywhere(g
     assert style.looks(["mas", "mine", "fedbnn"])["mas"] == looks["mas"]
     mine = style.looks(["mas", "mine", "fedbnn"])["mine"]
     assert mine not in (looks["mas"], looks["fedbnn"])
-    drawn = of_grid([grid[3], {**grid[0], "method": "mine"}])
+    both = [grid[3], {**grid[0], "method": "mine"}]
     colours = {
-        name: {line.get_color() for line in drawn[name].axes[0].lines}
+        name: {line.get_color() for line in alone(name, both).axes[0].lines}
         for name in ("focus_on_now", "cost")
     }
     own = {style.looks(["fedavg", "mine"])[name]["color"] for name in ("fedavg", "mine")}
@@ -236,12 +252,12 @@ def test_training_shows_the_loss_of_all_and_the_kl_of_those_who_have_one(grid) -
     assert [line.get_label() for line in loss.lines] == ["fedbnn", "fedavg", "fcil"]
     assert [line.get_label() for line in kl.lines] == ["fedbnn"]
     assert list(kl.lines[0].get_ydata()) == pytest.approx([0.01 * n for n in range(1, 13)])
-    assert "training" not in of_grid([{**run, "train": []} for run in grid])
+    assert alone("training", [{**run, "train": []} for run in grid]) is None
 
 
 def test_seconds_are_drawn_only_where_every_run_had_the_machine_for_itself(grid) -> None:
     assert len(of_grid(grid)["cost"].axes) == 2
-    assert len(of_grid([*grid[1:], {**grid[0], "quiet": False}])["cost"].axes) == 1
+    assert len(alone("cost", [*grid[1:], {**grid[0], "quiet": False}]).axes) == 1
 
 
 def test_a_point_model_has_no_panel_of_disagreement(run, lines) -> None:
@@ -250,7 +266,7 @@ def test_a_point_model_has_no_panel_of_disagreement(run, lines) -> None:
         if line["diagnostics"]:
             bins = line["diagnostics"]["uncertainty"]["mutual_information"]
             line["diagnostics"]["uncertainty"]["mutual_information"] = {**bins, "edges": [0.0] * 31}
-    assert len(of_run(run, lines)["uncertainty"].axes) == 2
+    assert len(alone("uncertainty", [run], lines).axes) == 2
 
 
 def test_drift_is_drawn_where_the_next_task_shows(run, lines, grid) -> None:
@@ -262,22 +278,32 @@ def test_drift_is_drawn_where_the_next_task_shows(run, lines, grid) -> None:
     methods = {one["method"] for one in grid}
     assert len(of_grid(grid)["surprise"].axes[0].get_lines()) == len(methods)
     without = [{**one, "surprise": [None] * len(one["surprise"])} for one in grid]
-    assert "surprise" not in of_grid(without)
+    assert alone("surprise", without) is None
 
 
 def test_every_method_may_have_a_number_that_is_missing(grid) -> None:
     odd = [{**run, "class_agnostic": {**run["class_agnostic"], "avg_ts": None}} for run in grid]
-    assert math.isnan(dots(of_grid(odd)["averages"].axes[1])["fedavg"][1])
+    assert math.isnan(dots(alone("averages", odd).axes[1])["fedavg"][1])
 
 
 def test_the_matrices_of_ten_methods_fit_a_page(grid) -> None:
     ten = [{**grid[0], "method": name} for name in TWELVE.split()[:10]]
-    figure = of_grid(ten)["accuracy_matrix"]
+    figure = alone("accuracy_matrix", ten)
     assert figure.get_size_inches()[0] <= 10
     assert figure.get_size_inches()[1] <= 14
     shown = [axes for part in figure.subfigs for axes in part.axes]
     assert len(shown) == 20
     assert all(len(axes.texts) == 6 for axes in shown)
+
+
+def test_a_figure_is_drawn_once_for_each_format(monkeypatch, run, lines, tmp_path) -> None:
+    drawn, draw = [], Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda *both: (drawn.append(gc.isenabled()), draw(*both)))
+    figure = of_run(run, lines)["communication"]
+    style.inline_svg(figure, "x")
+    style.save({"x": figure}, tmp_path)
+    assert drawn == [False] * 3
+    assert gc.isenabled()
 
 
 def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:
@@ -292,7 +318,7 @@ def test_drawing_leaves_matplotlib_as_it_was(run, lines) -> None:
 def test_any_task_name_can_be_drawn_and_is_text(run, name) -> None:
     odd = {**run, "task_names": [name, "two", "three"]}
     for kind in ("forgetting", "focus_on_now", "accuracy_matrix"):
-        text = style.inline_svg(of_run(odd)[kind], kind)
+        text = style.inline_svg(alone(kind, [odd]), kind)
         assert "<script" not in text
         assert name[:5] in "".join(ElementTree.fromstring(text).itertext())
 
