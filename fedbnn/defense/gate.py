@@ -257,7 +257,7 @@ class Candidates:
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
         lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
-        counts = {update.client: list(update.counts.values()) for update in trained}
+        counts = {update.client: update.counts for update in trained}
         apart = self.call.apart([update for update in accepted if update.samples])
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]

@@ -29,10 +29,13 @@ Rows of classes cannot be compared so: somebody may be the only one who knows a 
 class moves far. But rows are about equally long, and their precisions too. For each of these
 tensors, with l_kc the length of row c,
 
-    v_k = max_c l_kc / max(median_j median_c l_jc, L_c) * min(1, n_kc / median_j median_c n_jc)
-                                            its longest row, by a typical one
+    v_k = max_c l_kc / max(median_j median_c l_jc, median_j l_jc, L_c)
+                    * min(1, n_kc / median_j median_c n_jc)       its longest row, by a typical one
     trust_k is at most 1 for v_k <= 6,  2 - v_k / 6 up to v_k = 12,  0 beyond
 
+median_j l_jc is over the other clients that hold class c, two at least: a row may be long because
+it is with everybody, for rows of a class that others know alone have met and grown short. That
+gives a liar no room, for rows of three holders are compared as points (`checks.apart_in_rows`).
 L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
 is, while the first of a new one know little. Of a class with few images a client knows little and
@@ -127,24 +130,32 @@ def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 def row_ratio(
     lengths: Mapping[int, Mapping[str, Sequence[float]]],
-    counts: Mapping[int, Sequence[int]],
+    counts: Mapping[int, Mapping[str, int]],
     moved: Sequence[int],
     client: int,
     known: Mapping[str, Sequence[float]],
 ) -> tuple[float, str]:
     """The largest v_k over the row tensors of a client, and of which; 0 without two others."""
-    found, images = [(0.0, "")], counts.get(client, ())
+    found, images = [(0.0, "")], counts.get(client, {})
     others = [other for other in moved if other != client and other in lengths]
-    usual = lower_median([lower_median(counts[other]) for other in others]) or 1.0
+    usual = lower_median([lower_median([*counts[other].values()]) for other in others]) or 1.0
     for name, own in lengths.get(client, {}).items():
         theirs = [lengths[other][name] for other in others if name in lengths[other]]
         if typical := _typical_length(theirs, alone=len(own) == 1):
             if name == PRECISION:
                 typical = max(map(max, theirs))
-            rows = zip(own, known.get(name, [0.0] * len(own)), images, strict=True)
-            ratios = [long / max(typical, old) * min(1.0, n / usual) for long, old, n in rows]
+            named = [dict(zip(counts[j], lengths[j].get(name, ()), strict=False)) for j in others]
+            alike = (_length_elsewhere(named, one) for one in images)
+            rows = zip(own, known.get(name, [0.0] * len(own)), alike, images.values(), strict=True)
+            ratios = [a / max(typical, b, c) * min(1.0, n / usual) for a, b, c, n in rows]
             found.append((max(ratios), name))
     return max(found)
+
+
+def _length_elsewhere(others: Sequence[Mapping[str, float]], one: str) -> float:
+    """median_j l_jc: how long the row of a class is with its other holders; 0 without two."""
+    found = [rows[one] for rows in others if one in rows]
+    return lower_median(found) if len(found) > 1 else 0.0
 
 
 def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
