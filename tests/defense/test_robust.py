@@ -148,10 +148,12 @@ def test_the_pull_is_the_shift_of_the_mean_in_units_of_its_error(clients: int) -
 def test_distances_that_are_none_to_speak_of_make_nobody_look_far_out() -> None:
     points = torch.eye(5) * torch.tensor([0.01, 0.01, 0.01, 0.01, 0.1])[:, None]
     assert pulls(squares(points), [9] * 5)[-1] > 3.4
-    assert pulls(squares(points), [9] * 5, calm=0.1)[-1] == pytest.approx(
-        math.sqrt(0.1**2 + 0.01**2) / 0.1 * math.sqrt(2 / 5)
-    )
-    assert pulls(squares(torch.eye(5)), [9] * 5, calm=0.1) == pulls(squares(torch.eye(5)), [9] * 5)
+    expected = math.sqrt(0.1**2 + 0.01**2) / 0.1 * math.sqrt(2 / 5)
+    assert pulls(squares(points), [9] * 5, calm=[0.1] * 5)[-1] == pytest.approx(expected)
+    assert pulls(squares(points), [9] * 5, calm=[0.0] * 4 + [0.1])[-1] == pytest.approx(expected)
+    assert pulls(squares(points), [9] * 5, calm=[0.1] * 4 + [0.0])[-1] > 3.4
+    far = squares(torch.eye(5)), [9] * 5
+    assert pulls(*far, calm=[0.1] * 5) == pulls(*far)
 
 
 def test_few_images_scatter_and_many_walk_as_the_root_of_their_number() -> None:
@@ -300,7 +302,7 @@ def test_a_row_of_few_images_counts_by_their_share() -> None:
     """A row four times as long as usual, of a third of the usual images; of more it stays four."""
     lengths = {client: {"prototypes.precision": [2.0, 2.0]} for client in range(3)}
     lengths[3] = {"prototypes.precision": [8.0, 1.0]}
-    counts = {**dict.fromkeys(range(3), {"cat": 9, "dog": 9}), 3: {"cat": 3, "dog": 9}}
+    counts = {client: {"cat": 9, "dog": 9} for client in range(3)} | {3: {"cat": 3, "dog": 9}}
     ratio = robust.row_ratio(lengths, counts, list(lengths), 3, {})
     assert ratio == (pytest.approx(4 / 3), "prototypes.precision")
     more = counts | {3: {"cat": 90, "dog": 9}}
