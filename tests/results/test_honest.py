@@ -1,4 +1,4 @@
-"""Where nobody lies nobody is refused, and everybody counts in full: whole runs of the quickstart."""
+"""Where nobody lies nobody is refused and everybody counts in full, in runs of the quickstart."""
 
 import importlib
 from argparse import Namespace
