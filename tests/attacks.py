@@ -115,6 +115,7 @@ ATTACKS: dict[str, Tests] = {
             "test_a_factor_must_leave_some_precision",
             "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
         ),
+        "defense/test_absent.py": ("test_a_forger_is_refused_and_nobody_else",),
         "defense/test_rows.py": (
             "test_a_row_of_another_direction_or_length_is_far_out_and_nobody_else",
             "test_rows_under_the_names_of_other_classes_are_far_out",

@@ -77,8 +77,8 @@ class ExpectedUpdate:
     `centred` gives an update in numbers of which the middle can be taken (and back, with +1), where
     there are such; `rows` says whether its prototypes have a row for each class it holds.
     `private` gives what may be known of private clients in place of what they sent. Distances below
-    `calm` are none to speak of. `announces` says that nobody has announced anything yet: an answer
-    does.
+    `calm` of a client are none to speak of. `announces` says that nobody has announced anything
+    yet: an answer does.
     """
 
     run: str
@@ -97,7 +97,7 @@ class ExpectedUpdate:
     centred: Callable[[Update, int], Update] | None = None
     rows: bool = True
     private: Callable[[Sequence[Update]], Iterator[Update]] | None = None
-    calm: float = 0.0
+    calm: Callable[[int], float] = lambda _client: 0.0
     announces: bool = False
 
     def announced(self, update: Update) -> Mapping[str, int]:
@@ -252,12 +252,12 @@ class Candidates:
         accepted = [self._accepted[client] for client in self.trust]
         alike = robust.peers([update.counts for update in accepted])
         images = [update.samples for update in accepted]
-        pulls = robust.pulls(squares, images, self.call.calm, alike)
+        pulls = robust.pulls(squares, images, [*map(self.call.calm, self.trust)], alike)
         self.pulls = dict(zip(self.trust, pulls, strict=True))
         moved = [c for c, norm in zip(self.trust, squares[:-1, -1].tolist(), strict=True) if norm]
         trained = [update for update in accepted if update.exchange == TRAIN and update.samples]
         lengths = {update.client: robust.row_lengths(update.tensors) for update in trained}
-        counts = {update.client: list(update.counts.values()) for update in trained}
+        counts = {update.client: update.counts for update in trained}
         apart = self.call.apart([update for update in accepted if update.samples])
         for update in accepted:
             client, pull = update.client, self.pulls[update.client]

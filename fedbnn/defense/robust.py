@@ -4,7 +4,7 @@ The backbone of every update is a point x_k in a space all clients share (`Metho
 the lower median over the others of K clients that moved at all, and n_k images,
 
     s_k = median_j |x_k - x_j|              how far client k stands from a typical other
-    r_k = s_k / max(median_j s_j, calm)     the same, by how far the others stand from each other
+    r_k = s_k / max(median_j s_j, calm_k)   the same, by how far the others stand from each other
     u_k = r_k sqrt(2 / K) min(n_k / n, n / n_k)^(1/2),  n = median_j n_j
                                             how far it moves the mean of all, by the mean's error
     trust_k = 1 for u_k <= cap,  2 - u_k / cap up to u_k = 2 cap,  0 beyond
@@ -14,11 +14,12 @@ sigma / sqrt(K), and one client at the distance r sqrt(2) sigma moves it by r sq
 Fewer images than usual scatter more, as the root of their number, and weigh less; more of them are
 more steps, and an honest walk is longer by their root. A model that hardly moves any more would
 make every step look long: a distance below `calm`, a small part of the weights' own length, is none
-to speak of. So with a cap of u one client makes the error about sqrt(1 + u^2) times as large,
-however many there are, and a gross forgery has no pull at all (Hampel's redescending weight). A
-norm would not do: a flipped sign has the norm of an honest update, and zeros have less. As long as
-fewer than half of the clients lie, every median is an honest distance. Three clients that moved are
-the least that can be judged.
+to speak of; nor is one below what clients walked while this one was away, where it has to walk that
+after them (`Aggregator.walked`). So with a cap of u one client makes the error about sqrt(1 + u^2)
+times as large, however many there are, and a gross forgery has no pull at all (Hampel's
+redescending weight). A norm would not do: a flipped sign has the norm of an honest update, and
+zeros have less. As long as fewer than half of the clients lie, every median is an honest distance.
+Three clients that moved are the least that can be judged.
 
 Where tasks drift, the first clients of a new one move far while those of the old one hardly do. So
 a client is measured by the larger of the median over all others and the one over its peers, who
@@ -29,10 +30,13 @@ Rows of classes cannot be compared so: somebody may be the only one who knows a 
 class moves far. But rows are about equally long, and their precisions too. For each of these
 tensors, with l_kc the length of row c,
 
-    v_k = max_c l_kc / max(median_j median_c l_jc, L_c) * min(1, n_kc / median_j median_c n_jc)
-                                            its longest row, by a typical one
+    v_k = max_c l_kc / max(median_j median_c l_jc, median_j l_jc, L_c)
+                    * min(1, n_kc / median_j median_c n_jc)       its longest row, by a typical one
     trust_k is at most 1 for v_k <= 6,  2 - v_k / 6 up to v_k = 12,  0 beyond
 
+median_j l_jc is over the other clients that hold class c, two at least: a row may be long because
+it is with everybody, for rows of a class that others know alone have met and grown short. That
+gives a liar no room, for rows of three holders are compared as points (`checks.apart_in_rows`).
 L_c is the length of the precision prototype c has on the server already, 0 for points. For where
 tasks drift, the last clients of an old task know their rows well, and add as much again as there
 is, while the first of a new one know little. Of a class with few images a client knows little and
@@ -95,10 +99,10 @@ def peers(counts: Sequence[Mapping[str, int]]) -> list[set[int]]:
 def pulls(
     squares: Tensor,
     samples: Sequence[int],
-    calm: float = 0.0,
+    calm: Sequence[float] | None = None,
     alike: Sequence[set[int]] | None = None,
 ) -> list[float]:
-    """u_k from squared distances (K+1, K+1), n_k and peers; 0 where nobody is there to compare."""
+    """u_k from squared distances (K+1, K+1), n_k, calm_k and peers; 0 where nobody can compare."""
     distances = squares.sqrt()
     norms, clients = distances[:, -1].tolist(), range(len(samples))
     moved = [k for k in clients if samples[k] and norms[k]]
@@ -112,7 +116,8 @@ def pulls(
         by = far, norms, samples
         typical, norm, usual = (lower_median([of[j] for j in others]) for of in by)
         near = [far[j] for j in others if j in alike[k]] if alike else []
-        typical = max(typical or norm, lower_median(near) if len(near) > 1 else 0.0, calm)
+        least = calm[k] if calm else 0.0
+        typical = max(typical or norm, lower_median(near) if len(near) > 1 else 0.0, least)
         images = min(samples[k] / usual, usual / max(samples[k], 1))
         return far[k] / typical * math.sqrt(2 / (len(others) + 1) * images)
 
@@ -127,24 +132,32 @@ def row_lengths(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
 def row_ratio(
     lengths: Mapping[int, Mapping[str, Sequence[float]]],
-    counts: Mapping[int, Sequence[int]],
+    counts: Mapping[int, Mapping[str, int]],
     moved: Sequence[int],
     client: int,
     known: Mapping[str, Sequence[float]],
 ) -> tuple[float, str]:
     """The largest v_k over the row tensors of a client, and of which; 0 without two others."""
-    found, images = [(0.0, "")], counts.get(client, ())
+    found, images = [(0.0, "")], counts.get(client, {})
     others = [other for other in moved if other != client and other in lengths]
-    usual = lower_median([lower_median(counts[other]) for other in others]) or 1.0
+    usual = lower_median([lower_median([*counts[other].values()]) for other in others]) or 1.0
     for name, own in lengths.get(client, {}).items():
         theirs = [lengths[other][name] for other in others if name in lengths[other]]
         if typical := _typical_length(theirs, alone=len(own) == 1):
             if name == PRECISION:
                 typical = max(map(max, theirs))
-            rows = zip(own, known.get(name, [0.0] * len(own)), images, strict=True)
-            ratios = [long / max(typical, old) * min(1.0, n / usual) for long, old, n in rows]
+            named = [dict(zip(counts[j], lengths[j].get(name, ()), strict=False)) for j in others]
+            alike = (_length_elsewhere(named, one) for one in images)
+            rows = zip(own, known.get(name, [0.0] * len(own)), alike, images.values(), strict=True)
+            ratios = [a / max(typical, b, c) * min(1.0, n / usual) for a, b, c, n in rows]
             found.append((max(ratios), name))
     return max(found)
+
+
+def _length_elsewhere(others: Sequence[Mapping[str, float]], one: str) -> float:
+    """median_j l_jc: how long the row of a class is with its other holders; 0 without two."""
+    found = [rows[one] for rows in others if one in rows]
+    return lower_median(found) if len(found) > 1 else 0.0
 
 
 def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:

@@ -74,7 +74,7 @@ def _expected(
         forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
         **_in_numbers(aggregator, state),
         private=_protection(federation, aggregator, state, counts, this[1]),
-        calm=aggregator.calm(state) if isinstance(aggregator, Aggregator) else 0.0,
+        calm=_calm(aggregator, state),
     )
 
 
@@ -93,6 +93,14 @@ def _defect(
     if federation.privacy.on and federation.privacy.at == "client":
         return lambda _update: None
     return partial(aggregator.defect, state)
+
+
+def _calm(aggregator: Exchange, state: State) -> Callable[[int], float]:
+    """By client, the distance to others that is none to speak of."""
+    if not isinstance(aggregator, Aggregator):
+        return lambda _client: 0.0
+    least = aggregator.calm(state)
+    return lambda client: max(least, aggregator.walked(state, client))
 
 
 def _in_numbers(aggregator: Exchange, state: State) -> dict[str, Any]:

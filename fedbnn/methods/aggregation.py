@@ -177,6 +177,10 @@ class Aggregator:
         """The distance between updates below which there is nothing to compare: |theta| / 64."""
         return float(state[self.names[0]].norm()) / CALM if self.names else 0.0
 
+    def walked(self, state: State, client: int) -> float:
+        """How far a client may have to walk after the others, who went ahead while it was away."""
+        return 0.0
+
     def weights(self, samples: Tensor) -> Tensor:
         """How much each client counts in the fold, given n_k: n_k / N."""
         return samples / samples.sum().clamp_min(1)

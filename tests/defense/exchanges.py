@@ -30,14 +30,19 @@ class Played:
     def name(self) -> str:
         return f"{type(self.aggregator).__name__}/{self.aggregator.exchange}"
 
-    def judged(self, updates: Sequence[Update], directory: Path) -> Candidates:
-        """The updates after the gate."""
+    def judged(
+        self,
+        updates: Sequence[Update],
+        directory: Path,
+        calm: Callable[[int], float] = lambda _client: 0.0,
+    ) -> Candidates:
+        """The updates after the gate; by default no distance between them is too small to count."""
         first, ask = self.updates[0], self.aggregator
         parts = ("expected", "defect", "influence", "known", "apart")
         asked = {name: bound(getattr(ask, name), self.state) for name in parts}
         said = {one.client: dict(one.counts) or {"": one.samples} for one in self.updates}
         where = (first.run, first.round, first.exchange, first.prior)
-        call = ExpectedUpdate(*where, said, **asked)
+        call = ExpectedUpdate(*where, said, calm=calm, **asked)
         folder = Path(mkdtemp(dir=directory))
         gate = Candidates(Gate(), call, Spool(folder / "spool"), Rejected(folder, most=0))
         for one in updates:

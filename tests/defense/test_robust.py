@@ -21,7 +21,8 @@ def row_ratio(
     lengths: Lengths, moved: list[int], client: int, known: Mapping[str, list[float]]
 ) -> tuple[float, str]:
     """With as many images of every class at every client."""
-    counts = {k: [7] * max(map(len, one.values())) for k, one in lengths.items()}
+    rows = {k: range(max(map(len, one.values()))) for k, one in lengths.items()}
+    counts = {k: {f"class {row}": 7 for row in held} for k, held in rows.items()}
     return robust.row_ratio(lengths, counts, moved, client, known)
 
 
@@ -147,10 +148,12 @@ def test_the_pull_is_the_shift_of_the_mean_in_units_of_its_error(clients: int) -
 def test_distances_that_are_none_to_speak_of_make_nobody_look_far_out() -> None:
     points = torch.eye(5) * torch.tensor([0.01, 0.01, 0.01, 0.01, 0.1])[:, None]
     assert pulls(squares(points), [9] * 5)[-1] > 3.4
-    assert pulls(squares(points), [9] * 5, calm=0.1)[-1] == pytest.approx(
-        math.sqrt(0.1**2 + 0.01**2) / 0.1 * math.sqrt(2 / 5)
-    )
-    assert pulls(squares(torch.eye(5)), [9] * 5, calm=0.1) == pulls(squares(torch.eye(5)), [9] * 5)
+    expected = math.sqrt(0.1**2 + 0.01**2) / 0.1 * math.sqrt(2 / 5)
+    assert pulls(squares(points), [9] * 5, calm=[0.1] * 5)[-1] == pytest.approx(expected)
+    assert pulls(squares(points), [9] * 5, calm=[0.0] * 4 + [0.1])[-1] == pytest.approx(expected)
+    assert pulls(squares(points), [9] * 5, calm=[0.1] * 4 + [0.0])[-1] > 3.4
+    far = squares(torch.eye(5)), [9] * 5
+    assert pulls(*far, calm=[0.1] * 5) == pulls(*far)
 
 
 def test_few_images_scatter_and_many_walk_as_the_root_of_their_number() -> None:
@@ -299,7 +302,30 @@ def test_a_row_of_few_images_counts_by_their_share() -> None:
     """A row four times as long as usual, of a third of the usual images; of more it stays four."""
     lengths = {client: {"prototypes.precision": [2.0, 2.0]} for client in range(3)}
     lengths[3] = {"prototypes.precision": [8.0, 1.0]}
-    counts = {**{client: [9, 9] for client in range(3)}, 3: [3, 9]}
+    counts = {client: {"cat": 9, "dog": 9} for client in range(3)} | {3: {"cat": 3, "dog": 9}}
     ratio = robust.row_ratio(lengths, counts, list(lengths), 3, {})
     assert ratio == (pytest.approx(4 / 3), "prototypes.precision")
-    assert robust.row_ratio(lengths, counts | {3: [90, 9]}, list(lengths), 3, {})[0] == 4
+    more = counts | {3: {"cat": 90, "dog": 9}}
+    assert robust.row_ratio(lengths, more, list(lengths), 3, {})[0] == 4
+
+
+def test_a_row_that_is_long_with_everybody_is_long_with_nobody() -> None:
+    """LwF on the quickstart, seed 1, round 6: everybody's row of a two is five times that of a
+    three, for clients that know threes alone have shortened it."""
+    said = {
+        1: {"two": (12, 0.323), "three": (4, 0.076)},
+        2: {"two": (9, 0.308), "three": (5, 0.060)},
+        7: {"two": (1, 0.255), "three": (41, 0.070)},
+        8: {"two": (9, 0.369), "three": (1, 0.113)},
+        10: {"two": (3, 0.271), "three": (24, 0.055)},
+    }
+    counts = {k: {one: images for one, (images, _) in rows.items()} for k, rows in said.items()}
+    lengths = {k: {"prototypes": [far for _, far in rows.values()]} for k, rows in said.items()}
+    found = {k: robust.row_ratio(lengths, counts, [*said], k, {})[0] for k in said}
+    assert max(found.values()) < 2
+
+    lengths[8] = {"prototypes": [20 * 0.369, 0.113]}
+    assert robust.row_ratio(lengths, counts, [*said], 8, {})[0] > 2 * robust.LONG
+    alone = counts | {k: {"one": 9, "three": 5} for k in (1, 2, 7)}  # nobody to compare a two with
+    lengths[8] = {"prototypes": [0.369, 0.113]}
+    assert robust.row_ratio(lengths, alone, [*said], 8, {})[0] > 3
