@@ -74,8 +74,9 @@ def _dry_run(parsed: Parsed) -> int:
     drawn.savefig(still, dpi=150)
     moving = still.with_name(still.name.replace("schedule.png", "clients.gif"))
     schedule.moving(held, asked, moving)
-    console.rows("Schedule", stream.schedule_rows())
-    print(f"picture  {still}\nmoving   {moving}")
+    console.rows("Schedule: clients and shares in the first, last round", stream.schedule_rows())
+    said = "images of a class on a client by area, blue where it is asked in the round"
+    print(f"picture  {still}\nmoving   {moving}: {said}")
     return 0
 
 

@@ -297,7 +297,9 @@ def _explained(message: str, known: set[str], schema: Schema) -> ConfigError:
     """What jsonargparse says in many lines and of classes, in one line and in words."""
     if found := re.fullmatch(_UNKNOWN, message, re.DOTALL):
         return _unknown(re.split("[ =]", found[1] or found[2])[0], known, schema)
-    line = " ".join(message.split())
+    line, part = " ".join(message.split()), r"given class_path '(?:\w+\.)*(\w+)': (.*?)( - Ex|$)"
+    if found := re.search(part, line):
+        line = f"{found[1]}: {found[2]}"
     for pattern, said in _SAID:
         line = re.sub(pattern, said, line)
     if found := re.fullmatch(r"(\S+): .*?Subtypes: \[(.*?)\] (?:Errors: .*)?value: (.*)", line):

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
 from fedbnn.evaluation.oracle import HEADS
@@ -69,7 +69,6 @@ def _draw_tasks(strip: Axes, runs: Runs) -> None:
     """The schedule of the tasks below curves by round."""
     longest, names = max((run["shares"] for run in runs), key=len), task_names(runs)
     draw_schedule(strip, longest, names, letters=60 // len(names) if len(names) <= 10 else 0)
-    strip.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def surprise(runs: Runs) -> Figure | None:
@@ -98,7 +97,7 @@ def oracle(rows: Sequence[Mapping[str, float]]) -> Figure:
             axes.plot(rounds, best, color=style.GREEN, label="oracle: all images so far, now")
             axes.plot(rounds, ours, color=style.BLUE, label="head of the run")
             style.percent_axis(axes, SPOKEN[regime], "round")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            style.by_round(axes)
         return style.settled(style.legend_below(figure))
 
 
@@ -115,7 +114,7 @@ def training(runs: Runs) -> Figure | None:
     for axes, (name, curves) in zip(panels, shown.items(), strict=True):
         _draw_curves(axes, curves, _looks(runs))
         axes.set(title=TRAINED[name], xlabel="round")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.by_round(axes)
     figure.axes[0].set_ylabel("nats an image")
     return style.legend_below(figure)
 
@@ -330,6 +329,7 @@ def posterior_scale(runs: Runs) -> Figure | None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
+    style.by_round(axes)
     axes.legend()
     return figure
 
@@ -342,6 +342,7 @@ def communication(runs: Runs) -> Figure:
         total = np.cumsum(runs[0]["bytes_by_round"][way]) / 1e6
         sent.plot(np.arange(len(total)) + 1, total, color=line, label=way)
     sent.set(title="Communication", xlabel="round", ylabel="MB so far", ylim=(0, None))
+    style.by_round(sent)
     sent.legend()
     within = ("round", "inner", "fold")
     parts = {one: time for one, time in runs[0]["seconds_by_part"].items() if one not in within}
@@ -362,8 +363,9 @@ def cost(runs: Runs) -> Figure:
         for axes, along in zip(panels, zip(*spent, strict=True), strict=False):
             axes.plot(along, height, label=method, alpha=0.8, **look)
     for axes, said in zip(panels, ("MB up and down", "seconds"), strict=False):
+        axes.margins(x=0.08)
         axes.set(xlabel=said, xlim=(0, None))
-    panels[0].set_ylabel("class-agnostic @Fin in %")
+    panels[0].set(title="What accuracy costs", ylabel="class-agnostic @Fin in %")
     return style.legend_below(figure)
 
 

@@ -45,6 +45,7 @@ def draw_schedule(axes: Axes, shares: Shares, names: Names, letters: int) -> Non
             axes.text(place, middle, said, ha="center", va="center", fontsize=8)
         below = below + share
     axes.set(ylabel="tasks", xlabel="round", ylim=(0, 1), yticks=[], xlim=(0.5, edges[-1]))
+    style.by_round(axes)
     axes.grid(visible=False)
 
 

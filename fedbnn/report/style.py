@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from fedbnn.machine.garbage import postponed
 
@@ -61,7 +62,8 @@ def house() -> Iterator[None]:
 
 
 def short(name: str, most: int = 18) -> str:
-    """The name, cut where it would crowd out the figure."""
+    """The name, cut where it would crowd out the figure; of an import path the end says most."""
+    name = name if len(name) <= most else name.rpartition(":")[2]
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
@@ -71,13 +73,19 @@ def colours(count: int) -> list[str]:
 
 
 def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and mark of each name: its own, or its usual one, or the next that nobody has."""
-    chosen: dict[str, tuple[str, str]] = {}
+    """Colour and mark of each name: its own, or its usual one if nobody here has that colour.
+
+    Else the next whose colour is free, or when all are taken the next look that is.
+    """
+    names = list(names)
+    chosen = {name: LOOKS[name] for name in names if name in LOOKS}
     for name in names:
         first = crc32(name.encode()) % len(OTHERS)
-        usual = (look for look in OTHERS[first:] + OTHERS[:first] if look not in chosen.values())
-        chosen[name] = LOOKS.get(name) or next(usual, OTHERS[first])
-    return {name: {"color": one, "marker": mark} for name, (one, mark) in chosen.items()}
+        usual, taken = OTHERS[first:] + OTHERS[:first], {one for one, _ in chosen.values()}
+        free = [look for look in usual if look[0] not in taken]
+        free = free or [look for look in usual if look not in chosen.values()] or usual
+        chosen.setdefault(name, free[0])
+    return {name: {"color": chosen[name][0], "marker": chosen[name][1]} for name in names}
 
 
 def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
@@ -86,6 +94,11 @@ def percent_axis(axes: Axes, title: str, x_label: str = "") -> None:
     highest = max((float(one.dataLim.y1) for one in together if one.has_data()), default=100.0)
     top = min(102.0, max(10.0, 1.15 * highest))
     axes.set(title=title, xlabel=x_label, ylabel="accuracy in %", ylim=(0, top))
+
+
+def by_round(axes: Axes) -> None:
+    """Rounds along: they are whole numbers."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def legend_below(figure: Figure) -> Figure:

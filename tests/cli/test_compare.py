@@ -314,3 +314,8 @@ def test_where_nobody_watches_live_a_line_says_what_is_done_and_how_long_the_res
     lines = said.getvalue().splitlines()
     assert lines[0] == "4/16 rounds, 3 0/4"
     assert lines[2] == "12/16 rounds, 0:01:00 left; 3 0/4"
+
+
+def test_a_switch_of_another_command_is_named() -> None:
+    with pytest.raises(ConfigError, match="--dry_run is no switch of this command"):
+        options(["--config", "quickstart", "--dry-run"])

@@ -236,6 +236,25 @@ def test_every_method_has_a_look_of_its_own_and_other_names_are_told_apart() -> 
     assert len({(look["color"], look["marker"]) for look in many}) == len(many)
 
 
+def test_a_method_of_ones_own_has_a_colour_that_nobody_has() -> None:
+    for name in ("mypkg.methods:MyMethod", "other:Mine", "fedsgd"):
+        found = style.looks([name, *METHODS][:12])
+        assert len({look["color"] for look in found.values()}) == len(found)
+    assert style.short("mypkg.methods:MyMethod") == "MyMethod"
+
+
+@pytest.mark.parametrize("name", ["posterior_scale", "communication"])
+def test_rounds_are_whole_numbers_along_an_axis(run, lines, name: str) -> None:
+    axes = of_run(run, lines)[name].axes[0]
+    axes.set_xlim(1, 2)
+    assert [tick for tick in axes.get_xticks() if tick % 1] == []
+
+
+def test_no_mark_stands_on_the_edge_of_what_is_shown(grid, lines) -> None:
+    axes = of_grid(grid, lines)["cost"].axes[0]
+    assert max(line.get_xdata().max() for line in axes.lines) < 0.98 * axes.get_xlim()[1]
+
+
 def test_a_method_keeps_its_look_in_a_figure_that_leaves_others_out(grid) -> None:
     names = [f"mine {number}" for number in range(40)]
     runs = [{**grid[0], "method": name} for name in names]
