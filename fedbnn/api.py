@@ -12,7 +12,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Run:
     """A finished run: what its directory holds, read when it is asked for."""
 
     directory: Path
+    trust: bool = field(default=False, repr=False)
+    """Whether its model may be of a network by import path, as of a run this program has made."""
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -49,7 +51,7 @@ class Run:
     @cached_property
     def model(self) -> Model:
         """The trained model; `predict` gives class probabilities with their uncertainty."""
-        return export.load(self.directory)
+        return export.load(self.directory, self.trust)
 
     @property
     def report(self) -> Path:
@@ -117,7 +119,7 @@ def run(config: Config | None = None, /, **settings: Any) -> Run:
         train.play(composed)
     except train.Stopped as stopped:
         raise _ended(stopped) from None
-    return Run(directory)
+    return Run(directory, trust=True)
 
 
 def compare(
@@ -153,7 +155,7 @@ def compare(
         grid = comparing.compare(options)
     except train.Stopped as stopped:
         raise _ended(stopped) from None
-    runs = [Run(cell.directory) for cell in grid.cells if cell.finished]
+    runs = [Run(cell.directory, trust=True) for cell in grid.cells if cell.finished]
     failures = {cell.name: reason for cell, (_, reason) in grid.failures.items()}
     if not runs:
         raise FederationError(f"no run has finished: {min(failures.values())}", str(grid.directory))

@@ -1,6 +1,6 @@
 """A trained model as two files anyone can read, and back: `model.safetensors` and `config.json`.
-Loading runs nothing but the constructor of the network, and what a stranger made is checked like a
-configuration before it is built.
+Loading runs nothing but the constructor of the network, if it is one of ours, of a library or of
+this program, or is trusted; what a stranger made is checked like a configuration before.
 
 backbone.<parameter>.loc, backbone.<parameter>.scale    posterior of each weight
 backbone.<parameter>.constant                           a weight that was frozen
@@ -26,6 +26,7 @@ from fedbnn.config import own
 from fedbnn.config.parse import restored
 from fedbnn.config.ranges import Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
+from fedbnn.config.trust import refuse_code
 from fedbnn.errors import ConfigError, FedBNNError, RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head
@@ -169,10 +170,11 @@ def save_model(directory: Path, card: Card, state: State, backbone: nn.Module) -
     files.write_atomic(directory / CARD, files.sealed(FORMAT, facts))
 
 
-def load(directory: Path | str) -> Model:
+def load(directory: Path | str, trust: bool = False) -> Model:
     """The model of a finished run, if both files are as they were written and it can predict.
 
-    Shapes are compared before memory is asked for: it costs no more than the file has.
+    Shapes are compared before memory is asked for: it costs no more than the file has. A network
+    by import path is imported if this program has done so already, or on `trust`.
     """
     folder = run_dir.intact(Path(directory), MODEL, CARD)
     try:
@@ -180,6 +182,8 @@ def load(directory: Path | str) -> Model:
         payload = files.read(folder / MODEL)
         if digest(payload) != facts.pop("model", None):
             raise ValueError(f"the digest of {MODEL} does not match")
+        if not trust:
+            refuse_code({"network": _unread(facts.get("network"))}, folder)
         card, sites = Card.from_json(facts), read_tensors(payload)
         with torch.device("meta" if card.network["name"] in NETWORKS else "cpu"):
             flat = _flat(sites, layout_of(build_backbone(card)), card)
@@ -189,9 +193,17 @@ def load(directory: Path | str) -> Model:
         model = Model(card, State(flat, card.classes), backbone)
         model.predict(torch.zeros(card.image_shape, dtype=torch.uint8), samples=1)
         return model
+    except RunDirectoryError:
+        raise
     except (*_UNFIT, SafetensorError, FedBNNError) as error:
         fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
+
+
+def _unread(network: Any) -> Any:
+    """A network as a card has it, without the file it once began with: nobody reads that."""
+    known = isinstance(network, Mapping)
+    return {key: network[key] for key in network if key != "weights"} if known else network
 
 
 def _flat(sites: dict[str, Tensor], layout: Layout, card: Card) -> dict[str, Tensor]:

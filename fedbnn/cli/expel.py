@@ -6,8 +6,10 @@ ledger has it, and asks everybody else again. It is, bit for bit, a run with
 
     stream: {expelled: [[K, R]]}
 
-from its first round on. Rounds before the oldest that `ledger.keep_rounds` kept cannot be undone
-so; `--anew` plays all of them again from the seed, which comes to the same.
+from its first round on, but for the noise of private clients, who pay for both runs: what the old
+one asked of them stands in the account of the new one. Rounds before the oldest that
+`ledger.keep_rounds` kept cannot be undone so; `--anew` plays all of them again from the seed, which
+comes to the same.
 """
 
 import json
@@ -18,6 +20,7 @@ from pathlib import Path
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from fedbnn.cli import train
+from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments
 from fedbnn.config.parse import Parsed
 from fedbnn.errors import RunDirectoryError
@@ -83,6 +86,17 @@ def _begin(source: Path, out: Path, parsed: Parsed, first: int) -> None:
         fix = f"{since}--anew to play every round again, or ledger.keep_rounds from the start"
         raise RunDirectoryError(what, str(source / "state"), fix)
     with Ledger(source, EVERY) as then, Ledger(out) as ledger:
+        _go_on_spending(then, ledger, first)
         experiment.start(ledger, parsed.values)
         if first > 1:
             ledger.branch(then, first - 1)
+
+
+def _go_on_spending(then: Ledger, ledger: Ledger, first: int) -> None:
+    """Private clients are asked again: the new account has what the old run asked of them."""
+    before = train.parse(["--config", str(then.run_dir / "config.yaml")])
+    run_dir.resume(then, before.values, experiment.MAY_DIFFER)
+    if before.build("privacy").on:
+        made = compose(before, then.run_dir)
+        if account := experiment.budget(made, then, run_dir.reconcile(then)):
+            account.branch(ledger.root, first)

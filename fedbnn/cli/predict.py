@@ -25,7 +25,7 @@ DOUBTS = ("entropy", "mutual_information", "unknown_class")
 def main(argv: Sequence[str]) -> int:
     """Predict, and print a table or JSON."""
     options = _options(argv)
-    model = export.load(options.run_dir)
+    model = export.load(options.run_dir, options.trust)
     paths, pixels = _decoded(images.find(options.pictures), model.card.image_shape)
     prediction = model.predict(torch.from_numpy(pixels), options.samples)
     rows = _rows(paths, prediction, options.top)
@@ -43,6 +43,7 @@ def _options(argv: Sequence[str]) -> Namespace:
     add("--samples", type=PositiveInt, default=16, help="draws of the weights (default: 16)")
     add("--top", type=PositiveInt, default=3, help=shown)
     add("--uncertain_first", action="store_true", help="the least certain pictures first")
+    add("--trust", action="store_true", help="import the network that the run names, if it does")
     add("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args(argv)
 

@@ -3,17 +3,23 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.progress import track
 
-from fedbnn.cli.compose import compose
+from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.cli.main import Arguments
 from fedbnn.cli.train import parse
-from fedbnn.errors import FedBNNError, RunDirectoryError
+from fedbnn.config import yaml
+from fedbnn.config.parse import Parsed, restored
+from fedbnn.config.trust import refuse_code
+from fedbnn.errors import RunDirectoryError
 from fedbnn.evaluation.oracle import Oracle
 from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import MAY_DIFFER
+from fedbnn.heads import HEADS
+from fedbnn.methods import METHODS
 from fedbnn.report import figures, leaderboard, page, style
 from fedbnn.report.values import Runs
 from fedbnn.storage import ledger, run_dir
@@ -22,6 +28,8 @@ from fedbnn.tracking import console
 
 FEW = 4
 """A run keeps three rounds by itself: as many are no picture of a run that has more."""
+TRAINING = ("trainer", "track", "engine", "beside")
+"""Settings that an oracle has no need of; some of them name classes to import."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,10 +44,11 @@ def main(argv: Sequence[str]) -> int:
     about = "where the forgetting is: the head of a run against an oracle, by kept round"
     add("--oracle", action="store_true", help=about)
     add("--data_dir", help="where data sets are, if not where the run found them (--oracle)")
+    add("--trust", action="store_true", help="import what the run names, if it does (--oracle)")
     options = parser.parse_args(argv)
     if options.oracle:
         for directory in options.run_dirs:
-            print(f"oracle  {oracle(directory, options.data_dir)}")
+            print(f"oracle  {oracle(directory, options.data_dir, options.trust)}")
         return 0
     if options.leaderboard:
         found = leaderboard.find(options.run_dirs)
@@ -51,11 +60,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def oracle(directory: Path, data_dir: str | None) -> Path:
+def oracle(directory: Path, data_dir: str | None, trust: bool = False) -> Path:
     """Draw the rounds that a run has kept: figures/oracle.png, and its numbers in oracle.json."""
-    elsewhere = ["--stream.data_dir", data_dir] if data_dir else []
-    config = run_dir.intact(directory, "config.yaml") / "config.yaml"
-    made = compose(parse(["--config", str(config), *elsewhere]), directory)
+    made = compose(_settings(directory, data_dir, trust), directory)
     numbers = ledger.rounds(directory)
     if not made.method.shares_prototypes:
         what, fix = "its classes stay on the clients: there is no one head to look at", "share them"
@@ -77,19 +84,33 @@ def oracle(directory: Path, data_dir: str | None) -> Path:
     return picture
 
 
+def _settings(directory: Path, data_dir: str | None, trust: bool) -> Parsed:
+    """The settings of a run that an oracle needs: it trains nothing, and tells nobody."""
+    config = run_dir.intact(directory, "config.yaml") / "config.yaml"
+    values = {key: value for key, value in yaml.read(config).items() if key not in TRAINING}
+    if not trust:
+        refuse_code(values, directory)
+    if data_dir:
+        values["stream"] = {**values["stream"], "data_dir": data_dir}
+    return restored(values, SCHEMA)
+
+
 def command(method: str, runs: Runs) -> str:
-    """How to repeat these runs of a method: the file of their stream, and what they set besides."""
+    """How to repeat these runs of a method: the file of their stream, and what they set besides.
+
+    Runs may be those of a stranger: only names and files of the project are read.
+    """
     first, seeds = runs[0], ",".join(str(seed) for seed in sorted(run["seed"] for run in runs))
-    file, head = f"conf/{first['scenario']}.yaml", first["config"].get("head.name")
-    words = ["--config", file, "--method", method]
-    try:
-        plain = dict(flat(parse(words).values))
-        another = plain["head.name"] != head
-        plain = dict(flat(parse([*words, "--head", head]).values)) if another else plain
-    except (FedBNNError, OSError):
-        return f"fedbnn train --config {first['directory']}/config.yaml"
+    file, head = yaml.packaged().get(first["scenario"]), str(first["config"].get("head.name"))
+    if file is None or method not in METHODS or head not in HEADS:
+        return f"fedbnn train --config {quote(str(first['directory']))}/config.yaml"
+    words = ["--config", str(file), "--method", method]
+    plain = dict(flat(parse(words).values))
+    if another := plain["head.name"] != head:
+        plain = dict(flat(parse([*words, "--head", head]).values))
     skip = tuple(f"{name}." for name in (*MAY_DIFFER, *page.OWN))
     differ = {k: v for k, v in first["config"].items() if plain.get(k) != v}
-    said = [f" --set {k}={v}" for k, v in differ.items() if not f"{k}.".startswith(skip)]
-    said = [f" --set head={head}"] * another + said
-    return f"fedbnn compare --config {file} --methods {method} --seeds {seeds}{''.join(said)}"
+    said = [f"{k}={v}" for k, v in differ.items() if not f"{k}.".startswith(skip)]
+    told = "".join(f" --set {quote(pair)}" for pair in [f"head={head}"] * another + said)
+    known = f"conf/{file.relative_to(yaml.CONF)}"
+    return f"fedbnn compare --config {known} --methods {method} --seeds {quote(seeds)}{told}"

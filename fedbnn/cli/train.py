@@ -35,7 +35,7 @@ from fedbnn.storage.ledger import rounds
 from fedbnn.tracking import console
 
 RUNS = Path("runs")
-UNEXPECTED = 1
+UNEXPECTED, LONGEST = 1, 200
 EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE)
 """What the system says when there is no more room, or no more open files."""
 CODES = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED}
@@ -54,7 +54,21 @@ def main(argv: Sequence[str], engine: Engines | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> Parsed:
     """The configuration that these words stand for."""
-    return parse_by(argv, SCHEMA, lambda which: run_dir.find(which, RUNS))
+    parsed = parse_by(argv, SCHEMA, lambda which: run_dir.find(which, RUNS))
+    _check_name(str(parsed["name"]))
+    return parsed
+
+
+def _check_name(name: str) -> None:
+    """A name is that of directories and files, on screens, too; files with a dot are ours."""
+    hidden = any(part.startswith(".") and part.strip(".") for part in name.split("/"))
+    wrong = {
+        "has characters that cannot be printed": not name.isprintable(),
+        f"is longer than {LONGEST} bytes": len(name.encode(errors="replace")) > LONGEST,
+        "begins with a dot": hidden,
+    }
+    for what in (what for what, is_so in wrong.items() if is_so):
+        raise ConfigError(f"the name {name[:40]!r} {what}", "name", "use a plain word")
 
 
 def _dry_run(parsed: Parsed) -> int:

@@ -149,7 +149,8 @@ def _play(
     config, name = experiment.config, experiment.name
     tracker.start(config, str(config["name"]), name, records)
     LOG.info("%s begins after round %d of %d", name, ledger.round, experiment.stream.rounds)
-    federation = _federation(experiment, ledger, tracker, console)
+    account = budget(experiment, ledger, records)
+    federation = _federation(experiment, ledger, account, tracker, console)
     try:
         with console:
             state = server.run(federation, experiment.initial)
@@ -160,7 +161,9 @@ def _play(
     LOG.info("%s is complete", name)
 
 
-def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> Federation:
+def _federation(
+    made: Experiment, ledger: Ledger, account: Budget | None, *watchers: Watcher
+) -> Federation:
     """The parts that the rounds need."""
     config, seed = made.config, int(made.config["seed"])
     learns = made.stream, made.method, made.head, made.backbone, made.layout, made.engine
@@ -168,11 +171,13 @@ def _federation(made: Experiment, ledger: Ledger, *watchers: Watcher) -> Federat
     judged = made.stream, made.backbone, made.layout, made.head, made.evaluation
     judge = Evaluator(*judged, seed, made.device)
     beside = made.gate, ledger, rejected, judge, watchers, made.late
-    named, account = f"{config['name']}-{seed}", budget(made, ledger)
+    named = f"{config['name']}-{seed}"
     return Federation(named, *learns, *beside, privacy=made.privacy, budget=account)
 
 
-def budget(made: Experiment, ledger: Ledger) -> Budget | None:
+def budget(
+    made: Experiment, ledger: Ledger, records: Sequence[run_dir.Record] = ()
+) -> Budget | None:
     """The account of a run whose clients are private: what a round asks each of them."""
     head, statistics = made.head, not isinstance(made.head, LinearHead)
     wanted = head.clients_per_round if isinstance(head, GaussianHead) else None
@@ -182,7 +187,7 @@ def budget(made: Experiment, ledger: Ledger) -> Budget | None:
         everything = dict.fromkeys(made.stream.participants(round), made.method.trains + statistics)
         return {**dict.fromkeys(more, 1), **everything}
 
-    return Budget(made.privacy, ledger.root, asked) if made.privacy.on else None
+    return Budget(made.privacy, ledger.root, asked, records) if made.privacy.on else None
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:

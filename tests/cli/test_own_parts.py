@@ -1,6 +1,7 @@
 """Networks, methods and data of the user's own, by import path, through the commands."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import fedbnn as package
 from datamodules.sources import DatasetRegistry
-from fedbnn.errors import DataError
+from fedbnn.errors import DataError, RunDirectoryError
 from tests.cli.command import fedbnn, final
 from tests.cli.own_parts import Tiny
 
@@ -47,6 +48,30 @@ def test_everything_of_ones_own_can_be_resumed_and_predicts(
     capsys.readouterr()
     assert fedbnn("predict", serial, home / "black.png", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["label"].startswith("Digits/")
+
+
+def test_a_network_that_this_process_has_not_imported_must_be_trusted(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "mynet.py").write_text("from tests.cli.own_parts import Tiny\n\nclass Net(Tiny): ...\n")
+    monkeypatch.syspath_prepend(str(home))
+    train(home, "run", "--network", "mynet:Net", "--ledger.keep_rounds", "4")
+    Image.new("L", (20, 30)).save(home / "black.png")
+    for words in (("predict", "run", "black.png"), ("report", "run", "--oracle")):
+        del sys.modules["mynet"]
+        capsys.readouterr()
+        assert fedbnn(*words) == 4
+        said = capsys.readouterr().err
+        assert said.startswith("error: the run asks to import 'mynet:Net' (run); ")
+        assert said.count("\n") == 1
+        assert "mynet" not in sys.modules
+        assert fedbnn(*words, "--trust") == 0
+        assert fedbnn(*words) == 0, "imported by now"
+    del sys.modules["mynet"]
+    assert package.Run(home / "run", trust=True).model.classes
+    del sys.modules["mynet"]
+    with pytest.raises(RunDirectoryError, match="mynet:Net"):
+        _ = package.Run(home / "run").model
 
 
 def test_a_frozen_layer_is_never_sent_has_no_posterior_and_is_in_the_model(home: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.defense.budget import epsilon
+from fedbnn.storage.run_dir import records
 from tests.cli.command import fedbnn
 
 WORDS = ("--head", "linear", "--gate.influence_cap", "null", "--evaluate.every", "0")
@@ -27,9 +28,42 @@ def test_a_run_says_what_it_spent_and_stops_before_it_exceeds_its_budget(
     assert json.loads(line.read_text())["privacy"] == {
         "epsilon": epsilon(2.0, 1, 1e-5),
         "delta": 1e-5,
+        "begun": 1,
     }
     assert (home / "run/metrics.jsonl").read_text() == line.read_text()
     assert fedbnn("train", "--resume", "run") == 7
+    capsys.readouterr()
+    account = home / "run/state/privacy.json"
+    account.write_text('{"key": 1}')
+    assert fedbnn("train", "--resume", "run") == 4
+    account.unlink()
+    assert fedbnn("train", "--resume", "run") == 4
+    none, gone = capsys.readouterr().err.splitlines()
+    assert none.startswith("error: the account of privacy is none of ours")
+    assert gone.startswith("error: the account of privacy is gone, but 1 rounds were played")
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("anew", [(), ("--anew",)], ids=["from the ledger", "anew"])
+def test_a_run_without_a_client_goes_on_with_what_the_other_spent(
+    home: Path, anew: tuple[str, ...]
+) -> None:
+    words = ("--config", "tiny.yaml", "--run_dir", "run", "--stream.clients_per_round", 4)
+    assert fedbnn("train", *words, *WORDS, *NOISE) == 0
+    rounds = len(records(home / "run"))
+    last = ("--client", 0, "--from_round", rounds, "--out", "out", *anew)
+    assert fedbnn("expel", "run", *last) == 0
+    again = rounds if anew else 1
+    assert [one["privacy"]["epsilon"] for one in records(home / "out")][-again:] == [
+        epsilon(2.0, rounds + number, 1e-5) for number in range(1, again + 1)
+    ]
+    account = home / "run/state/privacy.json"
+    kept = json.loads(account.read_text())
+    account.write_text(json.dumps({**kept, "begun": {**kept["begun"], "99": 1}}))
+    assert fedbnn("expel", "run", *last[: -1 - len(anew)], "other") == 4
+    account.unlink()
+    assert fedbnn("expel", "run", *last[: -1 - len(anew)], "more") == 4
+    assert not (home / "more/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 import csv
 import json
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedbnn.cli.report import command
 from fedbnn.cli.train import parse
+from fedbnn.config import yaml
 from fedbnn.evaluation.oracle import HEADS
 from fedbnn.storage.run_dir import changed
 from tests.cli.command import fedbnn
@@ -41,6 +44,78 @@ def test_the_command_of_a_line_repeats_its_settings() -> None:
     assert told.endswith(" --set head=gaussian --set client.lr=0.02")
     lost = command("fedavg", [{**run, "scenario": "nowhere"}])
     assert lost == "fedbnn train --config x/config.yaml"
+
+
+TRAP = "from pathlib import Path\n\nPath('executed').touch()\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"method": "trap:Mine"},
+        {"method": "--print_config"},
+        {"scenario": "../../elsewhere"},
+        {"scenario": "mine"},
+        {"config": {"head.name": "--help"}},
+        {"config": {"head.name": ["linear"]}},
+        {"config": {}},
+    ],
+    ids=str,
+)
+def test_a_board_imports_nothing_that_a_stranger_names(said: dict[str, Any], home: Path) -> None:
+    (home / "trap.py").write_text(TRAP)
+    (home / "conf").mkdir()
+    (home / "conf" / "mine.yaml").write_text("name: mine\nnetwork: trap:Net\n")
+    run = {"scenario": "quickstart", "seed": 1, "config": {"head.name": "linear"}, "method": "ewc"}
+    stranger = {**run, "directory": "x; touch y", **said}
+    assert command(str(stranger["method"]), [stranger]) == (
+        "fedbnn train --config 'x; touch y'/config.yaml"
+    )
+    assert not (home / "executed").exists()
+
+
+def test_what_a_stranger_set_is_one_word_of_a_shell() -> None:
+    config = {"head.name": "linear", "client.lr": "$(touch y)"}
+    run = {"scenario": "quickstart", "seed": 1, "config": config, "directory": "x"}
+    assert shlex.split(command("fedavg", [run]))[-1] == "client.lr=$(touch y)"
+
+
+STRANGE = {
+    "network": {"network": {"name": "trap:Net"}},
+    "network in short": {"network": "trap:Net"},
+    "method": {"method": {"name": "trap:Mine"}},
+    "data": {"stream": {"sources": ["digits", "trap:data"]}},
+    "weights in a package": {"network": {"name": "mlp", "weights": "trap:file.pth"}},
+    "a class of an argument": {"network": {"name": "mlp", "hidden": {"class_path": "trap.Net"}}},
+}
+
+
+@pytest.mark.parametrize("how", STRANGE)
+def test_an_oracle_imports_nothing_that_a_stranger_names(
+    how: str, finished: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "trap.py").write_text(TRAP)
+    shutil.copytree(finished, home / "run")
+    (home / "run" / "state" / "finished.json").unlink()
+    config = yaml.read(finished / "config.yaml")
+    (home / "run" / "config.yaml").write_text(yaml.dump({**config, **STRANGE[how]}))
+    assert fedbnn("report", "run", "--oracle") == 4
+    assert "the run asks to import 'trap" in capsys.readouterr().err
+    assert not (home / "executed").exists()
+
+
+def test_an_oracle_has_no_need_of_callbacks_and_loggers(
+    finished: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "trap.py").write_text(TRAP)
+    shutil.copytree(finished, home / "run")
+    (home / "run" / "state" / "finished.json").unlink()
+    named = {"trainer": {"callbacks": "trap.Net"}, "track": {"logger": {"class_path": "trap.Net"}}}
+    config = {**yaml.read(finished / "config.yaml"), **named}
+    (home / "run" / "config.yaml").write_text(yaml.dump(config))
+    assert fedbnn("report", "run", "--oracle") == 4
+    assert "3 of 4 rounds are kept" in capsys.readouterr().err
+    assert not (home / "executed").exists()
 
 
 @pytest.mark.usefixtures("undrawn")

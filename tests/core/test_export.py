@@ -190,9 +190,60 @@ def test_what_is_no_image_is_refused_in_one_line(tmp_path: Path, given: Any, sai
 def test_a_card_cannot_make_loading_call_what_is_no_network(tmp_path: Path, name: str) -> None:
     plain_model(tmp_path)
     forged(tmp_path, network={"name": name, "options": {"args": ["touch", str(tmp_path / "x")]}})
-    with pytest.raises(RunDirectoryError, match="is no network"):
+    with pytest.raises(RunDirectoryError, match=f"asks to import '{name}'"):
         load(tmp_path)
+    with pytest.raises(RunDirectoryError, match="is no network"):
+        load(tmp_path, trust=True)
     assert not (tmp_path / "x").exists()
+
+
+MAKES = "torch.fx.graph_module.reduce_graph_module"
+CODE = {"body": {"_code": "def forward(self): pass"}, "import_block": "open('executed', 'w')\n"}
+TRAPS: dict[str, dict[str, Any]] = {
+    "a module nobody imported": {"name": "trap:Net"},
+    "source code for torch": {"name": "torch.fx.graph_module:reduce_graph_module", "options": CODE},
+    "the same by way of this program": {"name": f"{__name__}:{MAKES}", "options": CODE},
+    "the same by way of a library": {
+        "name": f"torchvision.models.feature_extraction:{MAKES}",
+        "options": CODE,
+    },
+    "an argument of a library": {"name": "torchvision.models:ResNet", "norm_layer": "trap.Net"},
+    "an argument of a constructor": {
+        "name": "torchvision.models:resnet18",
+        "options": {"norm_layer": {"class_path": "trap.Net"}},
+    },
+    "a pickle for timm": {"name": "timm:create_model", "options": {"checkpoint_path": "x"}},
+    "no text": {"name": ["trap:Net"]},
+}
+
+
+@pytest.mark.parametrize("how", TRAPS)
+def test_loading_imports_and_executes_nothing_that_a_card_names(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trap = "from torch import nn\nopen('executed', 'w')\nclass Net(nn.Module):\n    pass\n"
+    (tmp_path / "trap.py").write_text(trap)
+    (tmp_path / "run").mkdir()
+    plain_model(tmp_path / "run")
+    forged(tmp_path / "run", network=TRAPS[how])
+    with pytest.raises(RunDirectoryError, match=r"asks to import .*; if you trust it: --trust"):
+        load(tmp_path / "run")
+    assert not (tmp_path / "executed").exists()
+
+
+class Given(MLP):
+    """A network of this program, which has imported it."""
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        super().__init__(image_shape, (5,))
+
+
+def test_a_network_that_the_program_has_imported_is_loaded(tmp_path: Path) -> None:
+    plain_model(tmp_path)
+    forged(tmp_path, network={"name": f"{__name__}:Given", "weights": "package:gone.pth"})
+    assert load(tmp_path).predict(images().pixels).labels
 
 
 def test_the_package_loads_by_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedbnn.defense import privacy
 from fedbnn.defense.budget import FILE, Budget, epsilon
 from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy, Protection, Question
-from fedbnn.errors import ConfigError, Exit, PrivacyError
+from fedbnn.errors import ConfigError, Exit, PrivacyError, RunDirectoryError
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.exact import Exact
@@ -165,9 +165,9 @@ def test_epsilon_is_that_of_the_closed_form_and_never_below_the_exact_one(
 def account(tmp_path: Path) -> Any:
     """An account of rounds in which client 0 takes part, and one of four others."""
 
-    def opened(**settings: Any) -> Budget:
+    def opened(*committed: dict[str, Any], **settings: Any) -> Budget:
         chosen = Privacy(clip=1.0, noise=2.0, **settings)
-        return Budget(chosen, tmp_path, lambda round: {0: 1, 1 + round % 4: 1})
+        return Budget(chosen, tmp_path, lambda round: {0: 1, 1 + round % 4: 1}, committed)
 
     return opened
 
@@ -189,6 +189,72 @@ def test_a_run_stops_before_it_spends_too_much_and_says_so(account: Any, tmp_pat
     assert stop.value.code == Exit.PRIVACY
     assert "\n" not in str(stop.value)
     assert json.loads((tmp_path / FILE).read_bytes())["begun"] == {"1": 1, "2": 1}
+
+
+KEY = "0" * 64
+DAMAGED = {
+    "garbage": "no JSON",
+    "nothing": "",
+    "a list": "[]",
+    "no key": '{"begun": {"1": 1}}',
+    "no rounds": json.dumps({"key": KEY}),
+    "a number as key": '{"key": 1, "begun": {"1": 1}}',
+    "a key that can be guessed": '{"key": "", "begun": {"1": 1}}',
+    "rounds in a list": json.dumps({"key": KEY, "begun": [1]}),
+    "a round without number": json.dumps({"key": KEY, "begun": {"x": 1}}),
+    "round 0": json.dumps({"key": KEY, "begun": {"0": 1}}),
+    "less than nothing": json.dumps({"key": KEY, "begun": {"1": -5}}),
+    "half a time": json.dumps({"key": KEY, "begun": {"1": 1.5}}),
+    "null": json.dumps({"key": KEY, "begun": {"1": None}}),
+    "a debt to a client": json.dumps({"key": KEY, "begun": {"1": 1}, "before": {"0": -1}}),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_an_account_that_is_none_is_one_line(account: Any, tmp_path: Path, how: str) -> None:
+    (tmp_path / FILE).write_text(DAMAGED[how])
+    with pytest.raises(
+        RunDirectoryError, match="the account of privacy is none of ours"
+    ) as failure:
+        account()
+    assert FILE in str(failure.value)
+
+
+def test_an_account_cannot_forget_what_committed_rounds_spent(account: Any, tmp_path: Path) -> None:
+    budget, records = account(), []
+    for round in (1, 2, 2, 3):
+        budget.begin(round)
+        records = [*records[: round - 1], {"privacy": budget.record(round)}]
+    whole = json.loads((tmp_path / FILE).read_text())
+    assert account(*records).record(3) == budget.record(3)
+    for begun in ({"1": 1, "2": 1, "3": 1}, {"2": 2, "3": 1}, {}):
+        (tmp_path / FILE).write_text(json.dumps({**whole, "begun": begun}))
+        with pytest.raises(RunDirectoryError, match=r"round \d was begun \d times, the account"):
+            account(*records)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(RunDirectoryError, match="the account of privacy is gone, but 3 rounds"):
+        account(*records)
+
+
+def test_an_account_goes_on_in_a_branch_and_cannot_forget_it(account: Any, tmp_path: Path) -> None:
+    budget, out = account(), tmp_path / "out"
+    out.mkdir()
+    for round in (1, 2, 3, 3):
+        budget.begin(round)
+    budget.branch(out, 3)
+    with pytest.raises(RunDirectoryError, match="there is an account of privacy already"):
+        budget.branch(out, 3)
+    branched = Budget(budget.privacy, out, lambda round: {0: 1})
+    branched.begin(3)
+    assert branched.record(3)["epsilon"] == epsilon(2.0, 2 + 2 + 1, 1e-5)
+    assert branched.seed(3, "train") != budget.seed(3, "train")
+    records = [{}, {}, {"privacy": branched.record(3)}]
+    again = Budget(budget.privacy, out, lambda round: {0: 1}, records)
+    assert again.record(3) == branched.record(3)
+    kept = json.loads((out / FILE).read_text())
+    (out / FILE).write_text(json.dumps({**kept, "before": {}}))
+    with pytest.raises(RunDirectoryError, match=r"epsilon was .*, the account of privacy has"):
+        Budget(budget.privacy, out, lambda round: {0: 1}, records)
 
 
 def test_a_round_that_is_begun_again_counts_again_with_noise_of_its_own(

@@ -262,6 +262,37 @@ def test_a_name_cannot_leave_runs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a" * 300, "is longer than 200 bytes"),
+        ("\u00e4" * 101, "is longer than 200 bytes"),
+        ("a/" * 200, "is longer than 200 bytes"),
+        ("a\0b", "cannot be printed"),
+        ("x\x1b[31mred", "cannot be printed"),
+        ("two\nlines", "cannot be printed"),
+        ("left\u202eright", "cannot be printed"),
+        ("\udc80", "cannot be printed"),
+        (".last", "begins with a dot"),
+        ("folder/.hidden", "begins with a dot"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--run_dir", "run"), ("--dry_run",)], ids=str)
+def test_a_name_that_no_directory_should_have_is_one_line(
+    name: str,
+    said: str,
+    more: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TINY, "--name", name, *more]) == 2
+    told = capsys.readouterr().err
+    assert (said in told, told.count("\n"), told.strip().isprintable()) == (True, 1, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_disk_while_the_page_is_written_is_one_line(run_dir: Path, told: Told) -> None:
     with no_file_above(1000):
         code, said = told("report")
