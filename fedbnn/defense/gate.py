@@ -10,7 +10,7 @@ Nothing is broadcast, repaired or executed. What is accepted was read and checke
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 import torch
 from torch import Tensor
@@ -41,7 +41,8 @@ class Gate:
             forger within twice the honest error (formulas: fedbnn/defense/robust.py). null trusts
             everybody.
         robust: who counts: by `influence`, or by a rule of the literature instead, for weights and
-            statistics (formulas: fedbnn/defense/rules.py).
+            statistics (formulas: fedbnn/defense/rules.py). What has units of its own, rows and
+            class means, is compared under every rule.
         forgers: the share of clients that rules of the literature take to lie.
         quorum: how many clients must be accepted: a fraction of those asked up to 1, a number of
             clients above 1.
@@ -210,10 +211,13 @@ class Candidates:
         Where nobody is asked, since all of a round come late from another, there is none.
         """
         self.trust = dict.fromkeys(sorted(self._accepted), 1.0)
-        if self.gate.robust != "influence":
-            self._choose(self._distances())
-        elif self.gate.influence_cap is not None:
-            self._compare(self._distances(), self.gate.influence_cap)
+        cap, ours = self.gate.influence_cap, self.gate.robust == "influence"
+        if cap is not None or not ours:
+            self._distances()
+        if cap is not None:
+            self._compare(self._remaining(), cap if ours else inf)
+        if not ours:
+            self._choose(self._remaining())
         asked = len(self.call.sample_counts)
         needed = self.gate.needed(asked)
         if asked and len(self.trust) < needed:
@@ -223,15 +227,20 @@ class Candidates:
             fix = "nothing was changed; resume when the clients are well, or lower gate.quorum"
             raise FederationError(f"round {self.call.round}: {found}", reasons, fix)
 
-    def _distances(self) -> Tensor:
-        """Squared distances between all that remain after those at no finite place are expelled."""
+    def _distances(self) -> None:
+        """Expel those at no finite place, and measure the squared distances between the others."""
         squares = self._squares()
         finite = squares[:, -1].isfinite()
         for client, placed in zip([*self.trust], finite[:-1].tolist(), strict=True):
             if not placed:
                 self._expel(client, "its influence is not finite")
         self.placed, self.squares = [*self.trust], squares[finite][:, finite]
-        return self.squares
+
+    def _remaining(self) -> Tensor:
+        """Squared distances between those placed that count still, and to where they started."""
+        assert self.squares is not None
+        here = torch.tensor([*(client in self.trust for client in self.placed), True])
+        return self.squares[here][:, here]
 
     def _squares(self) -> Tensor:
         """Squared distances between all that count so far, and to where they started."""
@@ -242,13 +251,15 @@ class Candidates:
         """How far those who count move the model; `weigh` gives their weights by their images."""
         if self.squares is None:
             self.placed, self.squares = [*self.trust], self._squares()
-        here = torch.tensor([*(client in self.trust for client in self.placed), True])
         images = torch.tensor([float(self._accepted[one].samples) for one in self.trust])
         weights = weigh(images.double()) * torch.tensor([*self.trust.values()]).double()
-        return moves_of_points([*self.trust], self.squares[here][:, here], weights)
+        return moves_of_points([*self.trust], self._remaining(), weights)
 
     def _compare(self, squares: Tensor, cap: float) -> None:
-        """Trust from the distance to the others; a client that did not move is never refused."""
+        """Trust from the distance to the others; a client that did not move is never refused.
+
+        With a cap of infinity from rows and from what has units of its own alone.
+        """
         accepted = [self._accepted[client] for client in self.trust]
         alike = robust.peers([update.counts for update in accepted])
         images = [update.samples for update in accepted]
@@ -281,10 +292,11 @@ class Candidates:
         return self.gate.robust in rules.BY_COORDINATE and self.call.centred is not None
 
     def _choose(self, squares: Tensor) -> None:
-        """Trust by a rule of the literature, where it is one of clients."""
+        """Trust by a rule of the literature, where it is one of clients; never more than before."""
         if self.trust and not self._by_coordinate:
             found = rules.trusts(self.gate.robust, squares, self.gate.forgers)
-            self.trust = dict(zip(self.trust, found, strict=True))
+            both = zip(self.trust.items(), found, strict=True)
+            self.trust = {client: min(before, rule) for (client, before), rule in both}
 
     def _expel(self, client: int, reason: str) -> None:
         self.refuse(client, self.spool[client], reason)

@@ -11,7 +11,9 @@ and all classes that the schedule has in the round, 0 for those it does not hold
 
     sent         x_k min(1, C / |x_k|)                 C = `clip`, or `clip_images` for statistics
     folded       sum_k of them + N(0, (z C)^2 I)       z = `noise`; of weights then divided by m
-    at: client   every client adds such noise itself, before it sends
+    at: client   every client adds such noise itself, before it sends; so a length beyond
+                 C (1 + z (sqrt(dim) + 5))             is refused: |N(0, I)| has the mean sqrt(dim)
+                                                       and a deviation below 1
 
 Every client has the same weight, whatever its images: what goes up names `images` and no counts,
 a client that fails or is refused counts as 0, and m is the number of clients asked. So one client
@@ -46,6 +48,7 @@ from fedbnn.protocol.state import State
 
 Steps = dict[str, Tensor]
 GAIN, HALF = 0.05, math.sqrt(0.5)
+BEYOND, ROUNDED = 5.0, 1.01
 SITES = ("backbone", "prototypes")
 INSTALL = 'install it: pip install -c constraints.txt ".[privacy]"'
 
@@ -220,11 +223,22 @@ class Question:
         return replace(update, samples=sum(counts.values()), counts=named, tensors=tensors)
 
 
+def length_of(steps: Steps) -> float:
+    """|x|."""
+    return math.sqrt(sum(float(step.square().sum()) for step in steps.values()))
+
+
 def clipped(steps: Steps, clip: float) -> Steps:
     """x min(1, C / |x|)."""
-    length = math.sqrt(sum(float(step.square().sum()) for step in steps.values()))
+    length = length_of(steps)
     shorter = min(1.0, clip / length) if length else 1.0
     return {name: shorter * step for name, step in steps.items()}
+
+
+def longest(steps: Steps, clip: float, noise: float) -> float:
+    """C (1 + z (sqrt(dim) + 5)): how long an answer with noise of its own can be."""
+    numbers = sum(step.numel() for step in steps.values())
+    return clip * (1 + noise * (math.sqrt(numbers) + BEYOND))
 
 
 def noised(steps: Steps, deviation: float, seed: int) -> Steps:
@@ -256,6 +270,12 @@ class Protection:
     counts: Mapping[str, int]
     statistics: bool
     seed: int
+
+    def defect(self, update: Update) -> str | None:
+        """Longer than what was clipped and then noised by its client, up to its rounding."""
+        steps, clip = self.question.asked(update), self.privacy.clip_of(self.statistics)
+        long, most = length_of(steps), longest(steps, clip, self.privacy.noise)
+        return None if long <= ROUNDED * most else f"its length is {long:.3g}, at most {most:.3g}"
 
     def __call__(self, updates: Sequence[Update]) -> Iterator[Update]:
         """An update for each client asked; who sent none counts as 0."""

@@ -15,7 +15,7 @@ from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
 from fedbnn.methods.aggregation import TRAIN, Aggregator
-from fedbnn.protocol.messages import FitInstruction, FitResult, Refused, Update, read_update
+from fedbnn.protocol.messages import FitInstruction, FitResult, Refused, read_update
 from fedbnn.protocol.state import State, content_digest
 from fedbnn.storage.files import Spool
 
@@ -62,10 +62,12 @@ def _expected(
     counts: SampleCounts,
 ) -> ExpectedUpdate:
     """What may come up in answer to `this`: run, round, exchange, and the digest of the payload."""
+    private = _protection(federation, aggregator, state, counts, this[1])
+    noisy = private is not None and federation.privacy.at == "client"
     return ExpectedUpdate(
         *(*this, counts),
         expected=partial(aggregator.expected, state),
-        defect=_defect(federation, aggregator, state),
+        defect=private.defect if private and noisy else partial(aggregator.defect, state),
         influence=partial(aggregator.influence, state),
         known=partial(aggregator.known, state),
         apart=partial(aggregator.apart, state),
@@ -73,7 +75,7 @@ def _expected(
         receipts=not federation.method.server_reads,
         forgets=federation.method.replay is not None and aggregator.exchange != TRAIN,
         **_in_numbers(aggregator, state),
-        private=_protection(federation, aggregator, state, counts, this[1]),
+        private=private,
         calm=_calm(aggregator, state),
     )
 
@@ -84,15 +86,6 @@ def _asked(federation: Federation, aggregator: Exchange, counts: SampleCounts) -
         return counts
     enough = {client: federation.privacy.enough(held) for client, held in counts.items()}
     return {client: held for client, held in enough.items() if held}
-
-
-def _defect(
-    federation: Federation, aggregator: Exchange, state: State
-) -> Callable[[Update], str | None]:
-    """Why an update cannot be folded; noise of its own makes anything possible."""
-    if federation.privacy.on and federation.privacy.at == "client":
-        return lambda _update: None
-    return partial(aggregator.defect, state)
 
 
 def _calm(aggregator: Exchange, state: State) -> Callable[[int], float]:

@@ -100,6 +100,11 @@ class ClassMeans:
         freedom = float(counts.sum()) - len(classes)
         return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0 * scatter)
 
+    def under(self, space: int) -> "ClassMeans":
+        """The same in one space alone."""
+        one = slice(space, space + 1)
+        return ClassMeans(self.classes, self.mean[:, one], self.count, self.variance[one])
+
     def only(self, name: str) -> tuple[Tensor, float]:
         """Mean and images of one class."""
         place = self.classes.index(name)
@@ -272,6 +277,28 @@ def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
         others = [drift for other, drift in drifts.items() if other != client]
         if len(others) > 1:
             found[client] = own / max(lower_median(others), CALM) / LONG, "moments before training"
+    return found
+
+
+def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> Apart:
+    """How far a client's classes go between two spaces, by how far those of others do: limit 5.
+
+        w_k = max_c |m_kc(there) - m_kc(here)|,   u_k = w_k / max(median_j w_j, S^(1/2) / 5)
+
+    All go from one backbone to another, whatever their classes; S is that of apart_in_means.
+    """
+    ways = {
+        client: float((own.mean[:, there] - own.mean[:, here]).norm(dim=1).max())
+        for client, own in clients.items()
+        if own.classes
+    }
+    found: Apart = {}
+    spread = [float(one.variance[there]) for one in clients.values() if one.variance[there] > 0]
+    least = max(CALM * math.sqrt(lower_median(spread)), TINY)
+    for client, own in ways.items():
+        others = [way for other, way in ways.items() if other != client]
+        if len(others) > 1:
+            found[client] = own / max(lower_median(others), least) / LONG, "ways of classes"
     return found
 
 

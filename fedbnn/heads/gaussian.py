@@ -27,6 +27,7 @@ from fedbnn.bayes.flatten import Layout
 from fedbnn.heads import GaussianHead, checks, plain_sums
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
 from fedbnn.heads.factor import factor, length, unpacked
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.images import ImageSet
 from fedbnn.machine.devices import CPU, visiting
 from fedbnn.protocol.messages import Update, class_counts
@@ -155,14 +156,30 @@ class StatisticsAggregator:
         return {}
 
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
-        """How far class means are from the others' in any space, and how much larger the drift."""
+        """How far class means are from the others' in any space, and how much larger the drift.
+
+        Under the anchor the server's own sums never go stale: there a class of one client alone is
+        compared with them, and its way to now with the ways of the others' classes.
+        """
         rows = {one.client: self.factor(one).double().split(self.width, 1) for one in updates}
         means = {one.client: self._means(one, rows[one.client]) for one in updates}
-        found = [checks.apart_in_means(means)]
+        anchored = {client: one.under(ANCHOR) for client, one in means.items()}
+        found = [checks.apart_in_means(means), checks.apart_in_means(anchored, self._met(state))]
         for place in (ANCHOR, BEFORE):
             drifts = {client: _drift(one[place], one[NOW]) for client, one in rows.items()}
             found.append(checks.apart_in_drift(drifts))
+            found.append(checks.apart_in_ways(means, place, NOW))
         return checks.farthest(*found)
+
+    def _met(self, state: State) -> checks.ClassMeans | None:
+        """The classes of which the server has any image, under the anchor."""
+        known = ClassPosteriors.of(state, self.width, "anchor")
+        rows = known.count.nonzero().flatten()
+        if not len(rows):
+            return None
+        names = tuple(state.classes[row] for row in rows.tolist())
+        mean, count = known.mean[rows][:, None], known.count[rows]
+        return checks.ClassMeans(names, mean, count, torch.zeros(1))
 
     def _means(self, update: Update, rows: Sequence[Tensor]) -> checks.ClassMeans:
         """Of the features under each backbone."""

@@ -15,8 +15,9 @@
 Transition: the normalised entropy H / log C of the global model's answers on the client's new
 images exceeds the mean of the last round by `threshold`. That mean comes from the server, since a
 client sampled once in ten rounds has no recent one. A client in transition learns from the best
-model so far, any other from the best one before the last transition, which comes when half of the
-round's images are in transition.
+model so far, any other from the best one before the last transition, which comes when more than
+half of the round's clients are in transition. The original has means over images; here entropy and
+loss are lower medians over clients, so that one of five decides nothing.
 
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images
 to choose the best model with. Left out here: each client scores the global model on its own
@@ -36,7 +37,7 @@ from torch import Tensor, nn
 from fedbnn.config.ranges import Positive, Share, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
 from fedbnn.images import ImageSet
-from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec, WeightedMean
+from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
 from fedbnn.methods.lwf import Teacher, linear, remember, rename
 from fedbnn.networks import Classifier
@@ -45,7 +46,7 @@ from fedbnn.protocol.state import State
 
 BEST, OLD, ENTROPY, LOSS = "fcil.best", "fcil.old", "fcil.entropy", "fcil.loss"
 SIGNALS, GIVEN = "fcil.signals", "given"
-MAJORITY, WORST = 0.5, 1e4
+WORST = 1e4
 
 
 class ProxyAggregator(Aggregator):
@@ -71,18 +72,24 @@ class ProxyFold(PointFold):
 
     def __init__(self, state: State, step: ServerStep) -> None:
         super().__init__(state, step)
-        self.signals = WeightedMean(torch.zeros(3))
+        self.signals: list[Tensor] = []
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in."""
         super().add(update, trust)
-        self.signals.add(update.tensors[SIGNALS], trust * update.samples)
+        if update.samples:
+            self.signals.append(update.tensors[SIGNALS])
 
     def close(self) -> State:
-        """The folded state, with the models of the past in their new places."""
-        entropy, moved, loss = self.signals.value().tolist()
+        """The folded state, with the models of the past in their new places.
+
+        (entropy, moved, loss) = median_k of each, the lower one; without clients all stays.
+        """
+        if not self.signals:
+            return super().close()
+        entropy, moved, loss = torch.stack(self.signals).median(0).values.tolist()
         state = super().close().having({ENTROPY: torch.tensor(entropy)})
-        if moved >= MAJORITY:
+        if moved:
             known = BEST in state.notes
             return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
         if BEST not in state.notes or loss <= float(state[LOSS]):

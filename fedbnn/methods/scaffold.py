@@ -6,9 +6,10 @@
     state    c on the server, c_k on every client that took part;  floats per weight: 2 down, 2 up
 
 The control follows from the weights: d_k = c_k' - c_k + c and x - y_k have one direction, and with
-|x - y_k| / |d_k| = t_k lr the same length. So weights alone are compared with those of the others,
-as FedAvg's are, and the steps with what the images announced allow. In batches of one size, the
-last one left out if it is of one image, and with n_k >= n_j
+|x - y_k| / |d_k| = t_k lr the same length: in the backbone, and in rows that were trained before,
+for those of new classes begin where their warm-up ends. So weights alone are compared with those of
+the others, as FedAvg's are, and the steps with what the images announced allow. In batches of one
+size, the last one left out if it is of one image, and with n_k >= n_j
 
     1 <= t_k / t_j <= ceil(n_k / (n_j - 1))
 
@@ -73,9 +74,9 @@ class ScaffoldAggregator(Aggregator):
 
     def defect(self, state: State, update: Update) -> str | None:
         """A control that does not follow from the weights: c_k' - c_k + c = (x - y) / (t_k lr)."""
-        step, gradient = step_and_gradient(state, update)
-        rounded = step.norm() <= ROUNDED * state["backbone"].double().norm()
-        if not rounded and gradient @ step < ALIKE * step.norm() * gradient.norm():
+        rows = state["prototypes"][trained(state, update)[1]]
+        whole = follows(state["backbone"], *step_and_gradient(state, update))
+        if not (whole and follows(rows, *rows_and_gradients(state, update))):
             return "its control does not follow from its weights"
         return super().defect(state, update)
 
@@ -99,6 +100,27 @@ def step_and_gradient(state: State, update: Update) -> tuple[Tensor, Tensor]:
     """x - y_k and d_k = c_k' - c_k + c of the backbone."""
     step = state["backbone"].double() - update.tensors["backbone"]
     return step, update.tensors[BACKBONE].double() + state[BACKBONE]
+
+
+def rows_and_gradients(state: State, update: Update) -> tuple[Tensor, Tensor]:
+    """x - y_k and d_k of the rows that were trained before; others begin where warm-up ends."""
+    own, known = trained(state, update)
+    step = state["prototypes"][known].double() - update.tensors["prototypes"][own]
+    gradient = update.tensors[PROTOTYPES][own].double() + state[PROTOTYPES][known]
+    return step.flatten(), gradient.flatten()
+
+
+def trained(state: State, update: Update) -> tuple[Tensor, Tensor]:
+    """Rows of an update that nobody warms up any more, and where they are in the state."""
+    index = state.index(update.classes)
+    own = (state["prototypes.samples"][index] > 0).nonzero().flatten()
+    return own, index[own]
+
+
+def follows(weights: Tensor, step: Tensor, gradient: Tensor) -> bool:
+    """Whether d_k and x - y_k have one direction, or no step is left that is not rounding."""
+    rounded = step.norm() <= ROUNDED * weights.double().norm()
+    return bool(rounded or gradient @ step >= ALIKE * step.norm() * gradient.norm())
 
 
 def apart_in_steps(state: State, updates: Sequence[Update]) -> checks.Apart:

@@ -16,6 +16,7 @@ from fedbnn.protocol.state import State
 from fedbnn.storage.files import Rejected, Spool
 
 Attack = Mapping[str, Callable[[Tensor], Tensor]]
+GATE = Gate()
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Played:
         updates: Sequence[Update],
         directory: Path,
         calm: Callable[[int], float] = lambda _client: 0.0,
+        settings: Gate = GATE,
     ) -> Candidates:
         """The updates after the gate; by default no distance between them is too small to count."""
         first, ask = self.updates[0], self.aggregator
@@ -44,7 +46,7 @@ class Played:
         where = (first.run, first.round, first.exchange, first.prior)
         call = ExpectedUpdate(*where, said, calm=calm, **asked)
         folder = Path(mkdtemp(dir=directory))
-        gate = Candidates(Gate(), call, Spool(folder / "spool"), Rejected(folder, most=0))
+        gate = Candidates(settings, call, Spool(folder / "spool"), Rejected(folder, most=0))
         for one in updates:
             gate.admit(FitResult(one.client, one.to_bytes()))
         gate.close()

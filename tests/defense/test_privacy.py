@@ -133,6 +133,29 @@ def test_another_seed_is_other_noise_and_the_same_is_the_same(factors: Answers) 
     assert not torch.isclose(first, other).any()
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.01, 1.0, 30.0])
+def test_noise_of_a_client_makes_its_answer_so_long_and_no_longer(
+    points: tuple[Answers, State], noise: float
+) -> None:
+    """|x| <= C (1 + z (sqrt(dim) + 5)) of whoever clips; what is longer is refused."""
+    (first, *_), state = points
+    settings, question = (
+        Privacy(clip=3.0, noise=noise, at="client"),
+        Question(state, WORLD.classes, LAYOUT),
+    )
+    door = Protection(settings, question, (0,), settings.announced(WORLD.classes), False, 0)
+    steps = privacy.clipped(question.asked(first), 3.0)
+    numbers = sum(step.numel() for step in steps.values())
+    for seed in range(50):
+        sent = question.answer(privacy.noised(steps, 3.0 * noise, seed), first, door.counts)
+        assert door.defect(sent) is None
+    most = 3.0 * (1 + noise * (math.sqrt(numbers) + 5))
+    assert privacy.longest(steps, 3.0, noise) == pytest.approx(most)
+    for by in (1.05, 1e6):
+        long = {name: by * most / length(steps) * step for name, step in steps.items()}
+        assert "its length is" in str(door.defect(question.answer(long, first, door.counts)))
+
+
 def gaussian_epsilon(noise: float, questions: int, delta: float) -> float:
     """Exactly: T Gaussian mechanisms are one of multiplier z / sqrt(T) (Balle and Wang, 2018)."""
     mu = math.sqrt(questions) / noise

@@ -11,9 +11,8 @@ from fedbnn.defense import robust, rules
 from fedbnn.defense.gate import Gate
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.protocol.messages import Update
-from tests.defense.worlds import CLIENTS, World, errors, forged, judged, truth_and_updates
+from tests.defense.worlds import CLIENTS, RULES, World, errors, forged, judged, truth_and_updates
 
-RULES = ("trimmed_mean", "median", "krum", "multi_krum", "clipping")
 EQUAL = World(samples=(60,) * CLIENTS)
 
 
@@ -123,6 +122,19 @@ def test_one_forger_of_five_does_little_under_any_rule(tmp_path: Path, rule: Any
     assert spoiled < 3
     bare = judged(world, method, updates, tmp_path / "c", Gate(influence_cap=None))
     assert errors(world, method, bare, truth)["backbone"] / honest["backbone"] > 5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_are_measured_under_every_rule(tmp_path: Path, rule: Any) -> None:
+    """A forger whose backbone is honest: rules of whole clients do not see its rows."""
+    world, method, gate = World(spread=0.3), FedBNN(), Gate(robust=rule)
+    _, updates = truth_and_updates(world, "scaled", 0)
+    assert not judged(world, method, updates, tmp_path / "a", gate).refused
+    updates[-1] = forged(updates[-1], lambda dL, de: (1e6 * dL, 1e6 * de), ("prototypes",))
+    found = judged(world, method, updates, tmp_path / "b", gate)
+    assert [*found.refused] == [CLIENTS - 1]
+    trusting = replace(gate, influence_cap=None)
+    assert not judged(world, method, updates, tmp_path / "c", trusting).refused
 
 
 def test_a_prototype_is_agreed_on_by_those_who_hold_its_class() -> None:

@@ -151,6 +151,11 @@ ROWS: dict[str, tuple[str, str, Callable[[Played], Attack]]] = {
         "ScaffoldAggregator",
         lambda _: {"prototypes.scaffold": lambda x: 1e6 * x},
     ),
+    "control of rows x -1": (
+        "scaffold",
+        "ScaffoldAggregator",
+        lambda _: {"prototypes.scaffold": torch.neg},
+    ),
     "control x -1": (
         "scaffold",
         "ScaffoldAggregator",

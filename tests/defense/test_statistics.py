@@ -2,14 +2,16 @@
 have but the others do not is bounded."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedbnn.defense.gate import Gate
 from fedbnn.heads import ExactHead, checks
 from fedbnn.heads.exact import SUM, ExactAggregator
 from fedbnn.heads.factor import factor, triangle, unpacked
@@ -17,8 +19,9 @@ from fedbnn.heads.gaussian import FACTOR
 from fedbnn.heads.gaussian import SUM as SUMS
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
-from tests.core.class_features import NAMES, exchange, statistics
+from tests.core.class_features import NAMES, backbones, exchange, statistics
 from tests.defense.exchanges import Attack, Played
+from tests.defense.worlds import RULES
 
 WIDTH, CLIENTS = 6, 5
 
@@ -109,6 +112,55 @@ def test_images_under_the_names_of_other_classes_are_refused(
     assert played.aggregator.defect(played.state, forged) is None
     reasons = played.judged([*played.updates[:-1], forged], tmp_path).refused
     assert reasons[CLIENTS - 1].startswith("its class means are ")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_class_means_are_compared_under_every_rule(
+    played: Played, tmp_path: Path, rule: Any
+) -> None:
+    gate, everybody = Gate(robust=rule), dict.fromkeys(range(CLIENTS), 1.0)
+    forged = [*played.updates[:-1], sent(CLIENTS - 1, turn=1)]
+    assert not played.judged(played.updates, tmp_path, settings=gate).refused
+    assert [*played.judged(forged, tmp_path, settings=gate).refused] == [CLIENTS - 1]
+    for trusting in (Gate(influence_cap=None), replace(gate, influence_cap=None)):
+        assert not played.judged(forged, tmp_path, settings=trusting).refused
+    assert played.judged(played.updates, tmp_path).trust == everybody
+
+
+def lonely(client: int, held: int = 3, moved: Sequence[float] = (0.0, 0.0, 0.0)) -> Update:
+    """Statistics of the first classes; the last of three `moved` so far under each backbone."""
+    new, labels = (part[features(client)[1] < held] for part in features(client))
+    way = torch.eye(1, WIDTH).double() * (labels == 2)[:, None]
+    seen = new + 0.1 + moved[0] * way, new + 0.1 + moved[1] * way, new + moved[2] * way
+    update = statistics(seen[2], seen[0], labels, client, seen[1])
+    return replace(update, tensors={name: value.float() for name, value in update.tensors.items()})
+
+
+LONELY = {
+    "under all backbones": (1.0, 1.0, 1.0),
+    "under the anchor": (1.0, 0.0, 0.0),
+    "under the newest": (0.0, 0.0, 1.0),
+    "before and now": (0.0, 1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("far", [10.0, 100.0, 1e4, 1e6])
+@pytest.mark.parametrize("where", LONELY)
+def test_a_class_of_the_liar_alone_is_where_the_server_knows_it(
+    tmp_path: Path, where: str, far: float
+) -> None:
+    """Everybody showed the class once; then one client alone has it, and moves it."""
+    state = State({"prototypes": torch.zeros(3, WIDTH + 1), **backbones(WIDTH).tensors}, NAMES)
+    first = Played(exchange(WIDTH), state, [lonely(client) for client in range(CLIENTS)])
+    known = first.folded(first.judged(first.updates, tmp_path))
+    honest = [*(lonely(client, held=2) for client in range(CLIENTS - 1)), lonely(CLIENTS - 1)]
+    later = Played(exchange(WIDTH), known, honest)
+    assert later.judged(honest, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
+    forged = lonely(CLIENTS - 1, moved=[far * part for part in LONELY[where]])
+    assert later.aggregator.defect(known, forged) is None
+    found = later.judged([*honest[:-1], forged], tmp_path)
+    assert [*found.refused] == [CLIENTS - 1]
+    assert found.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
 
 
 @pytest.mark.parametrize("counts", [{}, dict.fromkeys(NAMES, 0), {"a": 0, "b": 0, "c": 94}])

@@ -20,6 +20,7 @@ from fedbnn.protocol.state import State
 from fedbnn.storage.files import Rejected, Spool
 
 CLIENTS, SITES, WIDTH = 5, 60, 20
+RULES = ("trimmed_mean", "median", "krum", "multi_krum", "clipping")
 Attack = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

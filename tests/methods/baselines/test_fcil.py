@@ -106,15 +106,14 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
     assert prototypes(features, torch.tensor([0, 0, 0, 1, 1, 1])).tolist() == [1, 4]
 
 
-def folded(state: State, signals: list[float]) -> State:
-    fold = ProxyFold(state, MEAN_ITSELF)
-    tensors = {
-        "backbone": state["backbone"] + 1,
-        "buffers": state["buffers"],
-        "prototypes": state["prototypes"],
-        SIGNALS: torch.tensor(signals),
-    }
-    fold.add(Update("r", 1, "train", 0, "", 4, {"a": 4}, tensors))
+def folded(state: State, *signals: list[float], images: int = 4) -> State:
+    """What clients say who agree on all else; the last one has so many images."""
+    fold, weights = ProxyFold(state, MEAN_ITSELF), {"backbone": state["backbone"] + 1}
+    weights |= {name: state[name] for name in ("buffers", "prototypes")}
+    for client, said in enumerate(signals, 1 - len(signals)):
+        count = 4 if client else images
+        tensors = weights | {SIGNALS: torch.tensor(said)}
+        fold.add(Update("r", 1, "train", client, "", count, {"a": count}, tensors))
     return fold.close()
 
 
@@ -135,6 +134,25 @@ def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) ->
     assert float(after[f"{OLD}.backbone"][0]) == 1
     assert f"{BEST}.backbone" not in after
     assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.backbone"][0]) == 4
+
+
+@pytest.mark.parametrize("lie", [[0.0, 1.0, 1e4], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+def test_one_client_of_five_decides_nothing_however_many_images_it_has(fresh, lie) -> None:
+    calm, sudden = ([[e, moved, 2.0] for e in (0.5, 0.6, 0.6, 0.7)] for moved in (0.0, 1.0))
+    before = folded(fresh, *calm)
+    after = folded(before, *calm, lie, images=1000)
+    assert float(after["fcil.entropy"]) == pytest.approx(0.6)
+    assert float(after["fcil.loss"]) == 2.0
+    assert (BEST in after.notes, OLD in after.notes) == (True, False)
+    moved = folded(before, *sudden, lie, images=1000)
+    assert (BEST in moved.notes, OLD in moved.notes) == (False, True)
+
+
+def test_a_round_without_images_leaves_the_proxy_as_it_was(fresh) -> None:
+    before = folded(fresh, [0.9, 0.0, 2.0])
+    after = folded(before, [0.0, 1.0, 0.0], images=0)
+    assert after.notes == before.notes
+    assert torch.equal(after["fcil.entropy"], before["fcil.entropy"])
 
 
 @pytest.mark.parametrize("signals", [[1.1, 0, 0], [0.5, 0.5, 0], [0.5, 1, -1]])
