@@ -57,6 +57,27 @@ MUTATIONS = (
         ("tests/core/test_kl.py",),
     ),
     Mutation(
+        "a posterior from moments forgets to take the square of the mean off",
+        "fedbnn/methods/posterior_fold.py",
+        "(second / total - shift.square()).sqrt()",
+        "(second / total).sqrt()",
+        ("tests/core/test_folds.py", "tests/core/test_fold_invariants.py"),
+    ),
+    Mutation(
+        "class posteriors forget that their means have moved",
+        "fedbnn/heads/posteriors.py",
+        "moment - sums.T @ fresh + gap.T @ gap",
+        "moment - sums.T @ fresh",
+        ("tests/core/test_class_posteriors.py",),
+    ),
+    Mutation(
+        "the server's means are not asked about a class of one client",
+        "fedbnn/heads/gaussian.py",
+        "checks.apart_in_means(anchored, self._met(state))",
+        "checks.apart_in_means(anchored)",
+        ("tests/defense/test_statistics.py",),
+    ),
+    Mutation(
         "SCAFFOLD corrects with the wrong sign",
         "fedbnn/methods/scaffold.py",
         "weight.grad.add_(self.shift[name])",

@@ -17,7 +17,8 @@ images exceeds the mean of the last round by `threshold`. That mean comes from t
 client sampled once in ten rounds has no recent one. A client in transition learns from the best
 model so far, any other from the best one before the last transition, which comes when more than
 half of the round's clients are in transition. The original has means over images; here entropy and
-loss are lower medians over clients, so that one of five decides nothing.
+loss are lower medians over clients, so that one of five decides little. A client of a single class
+is sure of it under any model: its signals are 0, and it has no vote.
 
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images
 to choose the best model with. Left out here: each client scores the global model on its own
@@ -77,13 +78,13 @@ class ProxyFold(PointFold):
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in."""
         super().add(update, trust)
-        if update.samples:
+        if update.samples and bool(update.tensors[SIGNALS].any()):
             self.signals.append(update.tensors[SIGNALS])
 
     def close(self) -> State:
         """The folded state, with the models of the past in their new places.
 
-        (entropy, moved, loss) = median_k of each, the lower one; without clients all stays.
+        (entropy, moved, loss) = median_k of each, the lower one; without votes all stays.
         """
         if not self.signals:
             return super().close()

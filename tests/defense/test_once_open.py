@@ -102,7 +102,26 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
         ("faults/test_scale.py", "test_three_hundred_rounds_of_two_hundred_clients_are_flat"),
     ),
     "linear rows x -20": (REFUSED, WEIGHTS),
-    "controls of rows x 1e6": (REFUSED,),
+    "controls of rows x 1e6, x -1": (REFUSED,),
+    "signals of FCIL in range, from one client of five": (
+        (
+            "methods/baselines/test_fcil.py",
+            "test_one_client_of_five_decides_nothing_however_many_images_it_has",
+        ),
+    ),
+    "rows and class means under rules of the literature": (
+        ("defense/test_rules.py", "test_rows_are_measured_under_every_rule"),
+        (STATISTICS, "test_class_means_are_compared_under_every_rule"),
+    ),
+    "answers of any length with noise of the client's own": (
+        (
+            "defense/test_privacy.py",
+            "test_noise_of_a_client_makes_its_answer_so_long_and_no_longer",
+        ),
+    ),
+    "a known class that the liar alone holds": (
+        (STATISTICS, "test_a_class_of_the_liar_alone_is_where_the_server_knows_it"),
+    ),
     "statistics of 0 images": (
         (STATISTICS, "test_statistics_of_no_images_are_zeros"),
         (STATISTICS, "test_counts_that_are_not_those_announced_are_refused"),

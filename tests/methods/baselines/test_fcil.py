@@ -148,6 +148,13 @@ def test_one_client_of_five_decides_nothing_however_many_images_it_has(fresh, li
     assert (BEST in moved.notes, OLD in moved.notes) == (False, True)
 
 
+def test_clients_of_a_single_class_have_no_vote(fresh) -> None:
+    before, sure = folded(fresh, [0.5, 0.0, 2.0]), [0.0, 0.0, 0.0]
+    after = folded(before, sure, sure, sure, [0.9, 1.0, 3.0])
+    assert (BEST in after.notes, OLD in after.notes) == (False, True)
+    assert float(after["fcil.entropy"]) == pytest.approx(0.9)
+
+
 def test_a_round_without_images_leaves_the_proxy_as_it_was(fresh) -> None:
     before = folded(fresh, [0.9, 0.0, 2.0])
     after = folded(before, [0.0, 1.0, 0.0], images=0)
