@@ -158,7 +158,7 @@ class FederatedStream(LightningDataModule):
             images = np.array([self.image_shares(first), self.image_shares(last)])
             for task in np.flatnonzero(active):
                 name, classes = self.tasks[task].name, self.tasks[task].classes
-                row = {"first_round": first, "last_round": last, "task": name}
+                row = {"first": first, "last": last, "task": name}
                 row["clients"] = np.rint(clients[:, task] * self.num_clients).astype(int).tolist()
                 row["client_shares"] = clients[:, task].round(3).tolist()
                 row["image_shares"] = images[:, task].round(3).tolist()

@@ -88,7 +88,8 @@ def _dry_run(parsed: Parsed) -> int:
     drawn.savefig(still, dpi=150)
     moving = still.with_name(still.name.replace("schedule.png", "clients.gif"))
     schedule.moving(held, asked, moving)
-    console.rows("Schedule: clients and shares in the first, last round", stream.schedule_rows())
+    title = "Schedule: from the first to the last round, with clients and shares in both"
+    console.rows(title, stream.schedule_rows())
     said = "images of a class on a client by area, blue where it is asked in the round"
     print(f"picture  {still}\nmoving   {moving}: {said}")
     return 0

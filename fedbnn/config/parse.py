@@ -280,6 +280,7 @@ def _constant(word: str) -> float:
 
 
 _UNKNOWN = r"(?:Option '(.*)' is not accepted|unrecognized arguments: --(\w.*))"
+_UNMADE = r"^(Parser key \".+?\": )?.*?given class_path '(.+?)': (.*?)(?: - (?:Expected|Not) |$)"
 _SAID = (
     (r"the following arguments are required: (.*)", r"\1 is required"),
     (r"argument (--[\w.]*).*: expected one argument", r"\1 needs a value"),
@@ -297,9 +298,9 @@ def _explained(message: str, known: set[str], schema: Schema) -> ConfigError:
     """What jsonargparse says in many lines and of classes, in one line and in words."""
     if found := re.fullmatch(_UNKNOWN, message, re.DOTALL):
         return _unknown(re.split("[ =]", found[1] or found[2])[0], known, schema)
-    line, part = " ".join(message.split()), r"given class_path '(?:\w+\.)*(\w+)': (.*?)( - Ex|$)"
-    if found := re.search(part, line):
-        line = f"{found[1]}: {found[2]}"
+    line = " ".join(message.split())
+    if found := re.search(_UNMADE, line):
+        line = f"{found[1] or ''}{found[2]}: {found[3]}"
     for pattern, said in _SAID:
         line = re.sub(pattern, said, line)
     if found := re.fullmatch(r"(\S+): .*?Subtypes: \[(.*?)\] (?:Errors: .*)?value: (.*)", line):

@@ -55,16 +55,17 @@ def printable(text: str) -> bool:
 
 def test_the_command_alone_prints_three_commands_that_can_be_typed(tmp_path: Path) -> None:
     shown = process(tmp_path)
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, WELCOME, "")
+    said = WELCOME.format("python train.py")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, said, "")
     typed = [
         shlex.split(line.partition("  ")[0])
-        for line in map(str.strip, WELCOME.splitlines())
+        for line in map(str.strip, said.splitlines())
         if line.startswith("python")
     ]
     assert len(typed) == 3
     for python, script, *words in typed:
         assert (python, script) == ("python", "train.py")
-        assert (ROOT / words[words.index("--config") + 1]).is_file()
+        assert (ROOT / "conf" / f"{words[words.index('--config') + 1]}.yaml").is_file()
 
 
 def test_a_run_in_a_pipe_is_plain_lines_and_the_same_bytes_as_in_any_process(

@@ -82,7 +82,7 @@ WRONG = {
     ("--network", "lenett"): "did you mean 'lenet'?",
     ("--engine", "serail"): "did you mean 'serial'?",
     ("--methd", "fedavg"): "did you mean 'method'?",
-    ("--track.logger", "CSVLogger"): "CSVLogger: save_dir is required",
+    ("--track.logger", "CSVLogger"): ".CSVLogger: save_dir is required",
     ("--trainer.precison", "16"): "did you mean 'trainer.precision'?",
     ("--client.lr", "0"): "client.lr: expected a number above 0, got '0'",
     ("--trainer.max_epochs", "50"): "trainer.max_epochs cannot be set; client.epochs says",

@@ -264,7 +264,7 @@ def test_a_client_is_given_other_images_to_train_on(shapes: Make) -> None:
 def test_rows_tell_who_is_on_what_when(shapes: Make) -> None:
     stream = shapes(durations=[(0, 6), (4, 8), (8, 9)], schedule="gradual", clients=9)
     rows = stream.schedule_rows()
-    shown = ("first_round", "last_round", "task", "clients")
+    shown = ("first", "last", "task", "clients")
     assert [tuple(row[name] for name in shown) for row in rows] == [
         (1, 4, NAMES[0], [9, 9]),
         (5, 6, NAMES[0], [6, 3]),
