@@ -53,24 +53,25 @@ def test_everything_of_ones_own_can_be_resumed_and_predicts(
 def test_a_network_that_this_process_has_not_imported_must_be_trusted(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (home / "mynet.py").write_text("from tests.cli.own_parts import Tiny\n\nclass Net(Tiny): ...\n")
+    code = "from tests.cli.own_parts import Tiny\n\nclass Net(Tiny): ...\n"
+    (home / "net_of_ones_own.py").write_text(code)
     monkeypatch.syspath_prepend(str(home))
-    train(home, "run", "--network", "mynet:Net", "--ledger.keep_rounds", "4")
+    train(home, "run", "--network", "net_of_ones_own:Net", "--ledger.keep_rounds", "4")
     Image.new("L", (20, 30)).save(home / "black.png")
     for words in (("predict", "run", "black.png"), ("report", "run", "--oracle")):
-        del sys.modules["mynet"]
+        del sys.modules["net_of_ones_own"]
         capsys.readouterr()
         assert fedbnn(*words) == 4
         said = capsys.readouterr().err
-        assert said.startswith("error: the run asks to import 'mynet:Net' (run); ")
+        assert said.startswith("error: the run asks to import 'net_of_ones_own:Net' (run); ")
         assert said.count("\n") == 1
-        assert "mynet" not in sys.modules
+        assert "net_of_ones_own" not in sys.modules
         assert fedbnn(*words, "--trust") == 0
         assert fedbnn(*words) == 0, "imported by now"
-    del sys.modules["mynet"]
+    del sys.modules["net_of_ones_own"]
     assert package.Run(home / "run", trust=True).model.classes
-    del sys.modules["mynet"]
-    with pytest.raises(RunDirectoryError, match="mynet:Net"):
+    del sys.modules["net_of_ones_own"]
+    with pytest.raises(RunDirectoryError, match="net_of_ones_own:Net"):
         _ = package.Run(home / "run").model
 
 
