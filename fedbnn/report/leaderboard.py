@@ -38,6 +38,8 @@ WHERE = (
     *("track", "engine", "beside", "report"),
     *("stream.data_dir", "stream.cache_dir", "stream.download"),
 )
+PATHS = ("run_dir", "stream.data_dir", "stream.cache_dir")
+"""Where things lie on one machine, which no other need know."""
 NOTES = (
     "forgetting and ECE are class-agnostic",
     "MB: up and down, of a whole run",
@@ -92,7 +94,8 @@ def card(run_dir: Path) -> Results:
     for regime, name in COLUMNS.values():
         numbers.setdefault(str(regime), {})[str(name)] = at(known, regime, name)
     chance = {regime: {"avg_ts": at(run, "chance", regime, "avg_ts")} for regime in REGIMES}
-    where = {"directory": run_dir.name, "commit": _commit(run_dir), "config": dict(flat(config))}
+    said = {key: value for key, value in flat(config) if key not in PATHS}
+    where = {"directory": run_dir.name, "commit": _commit(run_dir), "config": said}
     return {**kept, **numbers, "chance": chance, **where}
 
 

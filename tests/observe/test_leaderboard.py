@@ -165,6 +165,7 @@ def test_a_page_remembers_runs_that_are_gone_until_they_are_made_again(
     assert again != both
     kept = (tmp_path / "leaderboard.jsonl").read_text().splitlines()
     assert [json.loads(line)["seed"] for line in kept] == [0, 1]
+    assert not {*leaderboard.PATHS} & json.loads(kept[0])["config"].keys()
     assert len(lines({**first, "scenario": "another"}, "thursday")) == 2
 
 
