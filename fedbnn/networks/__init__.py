@@ -6,7 +6,7 @@ A backbone is built from the shape of the images.
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,66 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
 
 
 class MaxPool(nn.MaxPool2d):
-    """Max pooling; without gradients on a CPU with channels last: the same numbers, but faster."""
+    """Max pooling; on a CPU with channels last where that is faster: the same numbers."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The largest value of every window."""
-        if not torch.is_grad_enabled() and images.device.type == "cpu":
+        many = images.shape[-3] >= 32 or not torch.is_grad_enabled()
+        if many and images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)
         pooled: Tensor = super().forward(images)
         return pooled.contiguous()
+
+
+class _Window(torch.autograd.Function):
+    """y = W[:, :, p : p + h, p : p + w] x: a convolution whose one window holds the whole map."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, weight: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """The map of 1x1, and the taps that met the images."""
+        (height, breadth), skip = images.shape[-2:], slice(begin, None)
+        met = weight[..., skip, skip][..., :height, :breadth].flatten(1)
+        return nn.functional.linear(images.flatten(1), met)[..., None, None], met
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep what the gradients are made of."""
+        images, weight, begin = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(images, output[1])
+        rest = [weight.shape[-1] - begin - side for side in images.shape[-2:]]
+        ctx.margins = (begin, rest[1], begin, rest[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, None]:
+        """That of the images, and of the taps; those beyond the map have none."""
+        images, met = ctx.saved_tensors
+        above = gradient.flatten(1)
+        taps = (above.T @ images.flatten(1)).unflatten(1, images.shape[1:])
+        return (above @ met).view_as(images), nn.functional.pad(taps, ctx.margins), None
+
+
+class Convolution(nn.Conv2d):
+    """A convolution without bias; where one window holds the whole map, a matrix product.
+
+    On maps of 1x1 and 2x2, where deep layers on small images end, most taps of a 3x3 kernel meet
+    padding alone: they are left out, and have the gradient 0, as before.
+    """
+
+    def __init__(self, inner: int, outer: int, kernel: int, stride: int, padding: int) -> None:
+        super().__init__(inner, outer, kernel, stride, padding, bias=False)
+        self.margin = padding
+        self.most = min(kernel - padding, kernel + stride - 2 * padding - 1)  # one window's map
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The map of a batch."""
+        if max(images.shape[-2:]) > self.most:
+            return super().forward(images)
+        found: Tensor
+        found, _ = _Window.apply(images, self.weight, self.margin)  # type: ignore[no-untyped-call]
+        return found
 
 
 class Backbone(nn.Module):
@@ -82,15 +134,15 @@ class _Residual(nn.Module):
     ) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inner, outer, 3, stride, 1, bias=False),
+            Convolution(inner, outer, 3, stride, 1),
             _norm(norm, outer),
             nn.ReLU(),
-            nn.Conv2d(outer, outer, 3, 1, 1, bias=False),
+            Convolution(outer, outer, 3, 1, 1),
             _norm(norm, outer),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inner != outer:
-            convolution = nn.Conv2d(inner, outer, kernel, stride, kernel // 2, bias=False)
+            convolution = Convolution(inner, outer, kernel, stride, kernel // 2)
             self.shortcut = nn.Sequential(convolution, _norm(norm, outer))
         self.last: nn.Module = nn.ReLU() if last_relu else nn.Identity()
 

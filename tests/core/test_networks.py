@@ -6,7 +6,16 @@ from torch import nn
 
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.errors import ConfigError
-from fedbnn.networks import MLP, NETWORKS, CifarResNet18, Classifier, LeNet, MaxPool, PaperResNet
+from fedbnn.networks import (
+    MLP,
+    NETWORKS,
+    CifarResNet18,
+    Classifier,
+    Convolution,
+    LeNet,
+    MaxPool,
+    PaperResNet,
+)
 
 COUNTS = {"mlp": 317_400, "lenet": 83_072, "paper_resnet": 6_795_048, "cifar_resnet18": 11_168_832}
 WIDTHS = {"mlp": 100, "lenet": 200, "paper_resnet": 1000, "cifar_resnet18": 512}
@@ -174,3 +183,37 @@ def test_the_initial_scale_keeps_the_noise_of_a_layer_independent_of_its_width()
         draw = layout.views(layout.initial_scale(1.0) * torch.randn(layout.size))["layers.1.weight"]
         noises.append((torch.ones(width) @ draw.T).std().item())
     assert noises[0] == pytest.approx(noises[1], rel=0.7)
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(3, 1), (1, 0)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("sides", [(1, 1), (2, 2), (1, 2), (3, 1), (4, 4)])
+def test_a_convolution_on_a_map_of_any_size_is_that_of_torch(
+    kernel: int, padding: int, stride: int, sides: tuple[int, int]
+) -> None:
+    ours = Convolution(3, 5, kernel, stride, padding).double()
+    images = torch.randn(4, 3, *sides, dtype=torch.float64, requires_grad=True)
+    weight = ours.weight.detach().clone().requires_grad_()
+    found = ours(images)
+    reference = nn.functional.conv2d(images, weight, stride=stride, padding=padding)
+    torch.testing.assert_close(found, reference)
+    signal = torch.randn_like(found)
+    theirs = torch.autograd.grad(reference, (images, weight), signal)
+    mine = torch.autograd.grad(found, (images, ours.weight), signal)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_single_images_go_through_a_convolution_of_one_window() -> None:
+    ours = Convolution(3, 5, 3, 2, 1).double()
+    images = torch.randn(4, 3, 2, 2, dtype=torch.float64)
+
+    def score(weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.func.functional_call(ours, {"weight": weight}, (image[None],))
+        return found.square().sum()
+
+    weight = ours.weight.detach()
+    found = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0))(weight, images)
+    one_by_one = torch.stack([torch.func.grad(score)(weight, image) for image in images])
+    torch.testing.assert_close(found, one_by_one)
+    assert found.abs().amax((0, 1, 2)).count_nonzero() == 4  # taps beyond the map have none
