@@ -2,24 +2,27 @@
 
     python results/protocol.py results/protocols/cifar100_ci_fast.yaml --data_dir data --jobs 2
 
-The file names the configuration, the methods with the setting each of them is tuned by (its main
-knob) and where its grid begins, the number of trials, the same for all, and the seeds. A trial is a
-run on the validation split, with what `tuning` sets (a shorter stream, say); its score is what the
-table reports, the mean of the average task-aware and class-agnostic accuracy at the end of the run.
-When the grid is tried, the trials that are left go where they tell most: beyond the grid while the
-best value is its first or last, then between the best value and the better of its neighbours. Runs
-that are finished are not run again, so the command can be stopped and started. It ends with the
-comparison at the winners in runs/protocol-NAME/, and all trials in results/NAME/tuning.json and
-.md. Trials that stand there already, of another day or machine, are taken from there. `--methods`
-plays some of the methods only, each as it would be played with the others.
+The file names the configuration, the seeds, and the methods with the settings each of them is tuned
+by (its knobs), where their grids begin, and how many trials they have: together the same number for
+every method. A trial is a run on the validation split, with what `tuning` sets (a shorter stream,
+say); its score is what the table reports, the mean of the average task-aware and class-agnostic
+accuracy at the end of the run. Knobs are tuned one after the other, each with those before it at
+their best. When a grid is tried, the trials that are left go where they tell most: beyond the grid
+while the best value is its first or last, then between the best value and the better of its
+neighbours. A method whose best value is still an edge when its trials are used up has up to three
+more. Runs that are finished are not run again, so the command can be stopped and started. It ends
+with the comparison at the winners in runs/protocol-NAME/, and all trials in tuning.json and
+tuning.md of results/NAME/. Trials that stand there already, of another day or machine, are taken
+from there. `--methods` plays some of the methods only, each as it would be played with the others;
+`--only_tune` stops before the comparison.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,14 +36,29 @@ import torch
 import yaml
 
 Trials = dict[float, float]
+"""The scores of one knob, by its value."""
+Settings = dict[str, float]
+Played = list[tuple[Settings, float]]
+"""All trials of a method: what was set, and the score."""
 REGIMES = ("task_aware", "class_agnostic")
+FURTHER = 3
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting that is tuned with so many trials, where its grid begins, and what it is `at`."""
+
+    name: str
+    grid: tuple[float, ...]
+    trials: int
+    at: float | None = None
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What one file asks for; `methods` gives each method its knob and the first values of it.
+    """What one file asks for; `methods` gives each method its knobs, none where nothing is tuned.
 
-    `knobs` has the knobs of all methods of the file, also where some are played only.
+    `knobs` has those of all methods of the file, also where some are played only.
     """
 
     name: str
@@ -50,18 +68,27 @@ class Protocol:
     seeds: tuple[int, ...]
     tuning: Mapping[str, Any]
     shared: Mapping[str, Any]
-    methods: Mapping[str, tuple[str, tuple[float, ...]] | None]
-    knobs: Mapping[str, str]
+    methods: Mapping[str, tuple[Knob, ...]]
+    knobs: Mapping[str, tuple[Knob, ...]]
 
     @classmethod
     def read(cls, file: Path) -> "Protocol":
-        """The protocol of a YAML file; a method without a knob has nothing to tune."""
+        """The protocol of a YAML file, in which every method has as many trials as the others."""
         said = yaml.safe_load(file.read_text())
-        knobs = {}
-        for method, knob in said.pop("methods").items():
-            knobs[method] = None if knob is None else (knob["knob"], (*map(float, knob["grid"]),))
-        names = {method: knob[0] for method, knob in knobs.items() if knob}
-        return cls(file.stem, methods=knobs, knobs=names, seeds=tuple(said.pop("seeds")), **said)
+        knobs = {method: _knobs(found or {}) for method, found in said.pop("methods").items()}
+        for method, mine in knobs.items():
+            if mine and sum(knob.trials for knob in mine) != said["budget"]:
+                sys.exit(f"{file}: {method} has not {said['budget']} trials, as the others have")
+        return cls(file.stem, methods=knobs, knobs=knobs, seeds=tuple(said.pop("seeds")), **said)
+
+
+def _knobs(said: Mapping[str, Any]) -> tuple[Knob, ...]:
+    """The knobs of a method, in the order in which they are tuned."""
+    found = []
+    for name, knob in said.items():
+        at = float(knob["at"]) if "at" in knob else None
+        found.append(Knob(name, (*map(float, knob["grid"]),), knob["trials"], at))
+    return tuple(found)
 
 
 def proposed(trials: Trials) -> float:
@@ -70,24 +97,34 @@ def proposed(trials: Trials) -> float:
     Values are positive and their grid is geometric, so a step is a factor and a middle sqrt(a b).
     """
     values = sorted(trials)
-    best = max(values, key=trials.__getitem__)
-    place = values.index(best)
+    place = values.index(top := best(trials))
     if place == 0:
-        return best * best / values[1]
+        return top * top / values[1]
     if place == len(values) - 1:
-        return best * best / values[-2]
+        return top * top / values[-2]
     neighbour = max(values[place - 1], values[place + 1], key=trials.__getitem__)
-    return sqrt(best * neighbour)
+    return sqrt(top * neighbour)
 
 
-def search(grid: tuple[float, ...], budget: int, score: Callable[[float], float]) -> Trials:
-    """`budget` trials: first the grid, then what is proposed."""
-    trials = {value: score(value) for value in grid}
-    while len(trials) < budget:
+def best(trials: Trials) -> float:
+    """The value with the highest score."""
+    return max(sorted(trials), key=trials.__getitem__)
+
+
+def inside(trials: Trials) -> bool:
+    """Whether the best value is neither the first nor the last."""
+    return min(trials) < best(trials) < max(trials)
+
+
+def search(knob: Knob, score: Callable[[float], float], known: Trials) -> Trials:
+    """The grid, what is proposed, and a few more while the best is an edge; `known` are free."""
+    trials = known | {value: score(value) for value in knob.grid}
+    while (over := len(trials) - len(known) - knob.trials) < (0 if inside(trials) else FURTHER):
         value = float(f"{proposed(trials):.3g}")
         if value in trials:
             break
         trials[value] = score(value)
+    assert over <= FURTHER
     return trials
 
 
@@ -99,7 +136,7 @@ class Runs:
     folder: Path
     data_dir: str
     jobs: int
-    known: Mapping[str, Trials]
+    known: Mapping[str, Played]
 
     def settings(self, method: str) -> dict[str, Any]:
         """What all runs share, and what wins over it for this method."""
@@ -107,60 +144,70 @@ class Runs:
         own = {**common, **_own(self.protocol.shared, method)}
         return {**own, "stream.data_dir": self.data_dir}
 
-    def score(self, method: str, value: float) -> float:
+    def score(self, method: str, tried: Settings) -> float:
         """One trial on the validation split, in percent; finished before, it is only read."""
-        if value in (before := self.known.get(method, {})):
-            return before[value]
-        out, knob = self.folder / "tuning" / method / f"{value:g}", self.protocol.methods[method]
-        assert knob is not None
+        for before, score in self.known.get(method, ()):
+            if before == tried:
+                return score
+        name = "-".join(f"{value:g}" for value in tried.values())
+        out = self.folder / "tuning" / method / name
         only = {"stream.validation": True, "evaluate.every": 0, **self.protocol.tuning}
-        only |= {"method": method, "seed": self.protocol.tuning_seed, knob[0]: value}
+        only |= {"method": method, "seed": self.protocol.tuning_seed, **tried}
         found = quick.results(self.protocol.config, out, **self.settings(method) | only)
         return sum(float(found[regime]["avg_fin"]) for regime in REGIMES) / len(REGIMES)
 
-    def trials(self, method: str) -> Trials:
-        """All trials of a method; what they say is in tuning/METHOD.txt."""
-        knob = self.protocol.methods[method]
-        assert knob is not None
+    def played(self, method: str) -> Played:
+        """All trials of a method, one knob after the other; what they say is in tuning/."""
         (self.folder / "tuning").mkdir(parents=True, exist_ok=True)
         torch.set_num_threads(1)
+        found: Played = []
+        chosen: Settings = {}
         with (self.folder / "tuning" / f"{method}.txt").open("a") as said, redirect_stdout(said):
-            return search(knob[1], self.protocol.budget, partial(self.score, method))
-
-    def tuned(self) -> dict[str, Trials]:
-        """The trials of every method that has a knob, so many methods at a time."""
-        found: dict[str, Trials] = {}
-        knobs = [method for method, knob in self.protocol.methods.items() if knob is not None]
-        with ProcessPoolExecutor(self.jobs, get_context("fork")) as pool:
-            for method, trials in zip(knobs, pool.map(self.trials, knobs), strict=True):
-                found[method] = trials
-                self.write(found)
-                best = max(trials, key=trials.__getitem__)
-                print(f"{method}: {trials[best]:.2f} at {best:g}", flush=True)
+            for knob in self.protocol.methods[method]:
+                at = {} if knob.at is None else {knob.at: max(score for _, score in found)}
+                trials = search(knob, partial(self._tried, method, chosen, knob.name), at)
+                new = [({**chosen, knob.name: v}, s) for v, s in trials.items() if v not in at]
+                found, chosen = [*found, *new], {**chosen, knob.name: best(trials)}
         return found
 
-    def write(self, found: Mapping[str, Trials]) -> None:
-        """All trials as JSON and as a table, one line a method; the winner is bold."""
-        found, place = {**self.known, **found}, kept(self.protocol.name)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(found, indent=1) + "\n")
-        lines = ["| method | knob | trials: value, score | inside |", "|---|---|---|---|"]
-        for method, trials in found.items():
-            knob, values = self.protocol.knobs[method], sorted(trials)
-            best = max(values, key=trials.__getitem__)
-            marks = {value: "**" if value == best else "" for value in values}
-            cells = [f"{marks[v]}{v:g}: {trials[v]:.2f}{marks[v]}" for v in values]
-            inside = "yes" if values[0] < best < values[-1] else "no"
-            lines.append(f"| {method} | `{knob}` | {', '.join(cells)} | {inside} |")
-        place.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    def _tried(self, method: str, chosen: Settings, name: str, value: float) -> float:
+        return self.score(method, {**chosen, name: value})
 
-    def table(self, found: Mapping[str, Trials]) -> None:
+    def tuned(self) -> dict[str, Played]:
+        """The trials of every method that has a knob, so many methods at a time."""
+        found: dict[str, Played] = {}
+        tuned = [method for method, knobs in self.protocol.methods.items() if knobs]
+        with ProcessPoolExecutor(self.jobs, get_context("fork")) as pool:
+            waiting = {pool.submit(self.played, method): method for method in tuned}
+            for one in as_completed(waiting):
+                found[method := waiting[one]] = one.result()
+                self.write(found)
+                won = winner(self.protocol.knobs[method], found[method])
+                print(f"{method}: {max(s for _, s in found[method]):.2f} at {won}", flush=True)
+        return found
+
+    def write(self, found: Mapping[str, Played]) -> None:
+        """All trials as JSON and as a table, one line a knob; the winner is bold."""
+        found, place = {**self.known, **found}, kept(self.protocol.name)
+        found = {method: found[method] for method in self.protocol.knobs if method in found}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lines = [f" {json.dumps(method)}: {_listed(found[method])}" for method in found]
+        place.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        rows = ["| method | knob | trials: value, score | inside |", "|---|---|---|---|"]
+        for method, played in found.items():
+            for knob, trials in by_knob(self.protocol.knobs[method], played):
+                marks = {value: "**" if value == best(trials) else "" for value in trials}
+                cells = [f"{marks[v]}{v:g}: {trials[v]:.2f}{marks[v]}" for v in sorted(trials)]
+                where = "yes" if inside(trials) else "no"
+                rows.append(f"| {method} | `{knob.name}` | {', '.join(cells)} | {where} |")
+        place.with_suffix(".md").write_text("\n".join(rows) + "\n")
+
+    def table(self, found: Mapping[str, Played]) -> None:
         """The comparison on the test split, every method at its winner."""
         methods, settings = [*self.protocol.methods], {**self.protocol.shared}
-        for method, trials in found.items():
-            knob = self.protocol.methods[method]
-            assert knob is not None
-            settings[f"{method}:{knob[0]}"] = max(trials, key=trials.__getitem__)
+        for method, played in found.items():
+            won = winner(self.protocol.knobs[method], played)
+            settings |= {f"{method}:{name}": value for name, value in won.items()}
         ours = {key: value for key, value in settings.items() if _of(key) in (None, *methods)}
         ours |= {"stream.data_dir": self.data_dir, "track.wandb": "off"}
         given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
@@ -170,15 +217,43 @@ class Runs:
         subprocess.run([*command, "--out", str(self.folder / "table")], check=True)
 
 
+def by_knob(knobs: Sequence[Knob], played: Played) -> list[tuple[Knob, Trials]]:
+    """The trials of each knob, where those before it are at their best."""
+    found: list[tuple[Knob, Trials]] = []
+    chosen: Settings = {}
+    highest = 0.0
+    for knob in knobs:
+        trials = {} if knob.at is None else {knob.at: highest}
+        for tried, score in played:
+            rest = {name: value for name, value in tried.items() if name != knob.name}
+            if knob.name in tried and rest == chosen:
+                trials[tried[knob.name]] = score
+        if not any(knob.name in tried for tried, _ in played):
+            break
+        chosen, highest = {**chosen, knob.name: best(trials)}, max(trials.values())
+        found.append((knob, trials))
+    return found
+
+
+def winner(knobs: Sequence[Knob], played: Played) -> Settings:
+    """The best value of every knob."""
+    return {knob.name: best(trials) for knob, trials in by_knob(knobs, played)}
+
+
+def _listed(played: Played) -> str:
+    """Trials as JSON, one a line."""
+    return "[\n  " + ",\n  ".join(json.dumps(trial) for trial in played) + "\n ]"
+
+
 def kept(name: str) -> Path:
     """Where the trials of a protocol are kept."""
     return Path(__file__).parent / name / "tuning.json"
 
 
-def known(name: str) -> dict[str, Trials]:
-    """Trials of a protocol that were played before, by method and value."""
+def known(name: str) -> dict[str, Played]:
+    """Trials of a protocol that were played before, by method."""
     found = json.loads(kept(name).read_text()) if kept(name).is_file() else {}
-    return {method: {float(v): s for v, s in trials.items()} for method, trials in found.items()}
+    return {method: [(tried, score) for tried, score in found[method]] for method in found}
 
 
 def _own(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
@@ -200,6 +275,7 @@ def main() -> None:
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--methods", type=lambda names: names.split(","), metavar="A,B")
+    parser.add_argument("--only_tune", action="store_true")
     options = parser.parse_args()
     protocol = Protocol.read(options.protocol)
     if options.methods:
@@ -208,7 +284,9 @@ def main() -> None:
     folder = Path(f"runs/protocol-{protocol.name}")
     folder.mkdir(parents=True, exist_ok=True)
     runs = Runs(protocol, folder, options.data_dir, options.jobs, known(protocol.name))
-    runs.table(runs.tuned())
+    found = runs.tuned()
+    if not options.only_tune:
+        runs.table(found)
 
 
 if __name__ == "__main__":
