@@ -195,18 +195,16 @@ def systematic(sizes: Sequence[int], total: int, start: float) -> Integers:
     return np.diff(marks).astype(np.int64)
 
 
-def shared_out(sizes: Integers, tasks: Integers, weights: Sequence[float], total: int) -> Integers:
+def shared_out(sizes: Integers, parts: NDArray[np.float64], total: int) -> Integers:
     """How many images participants show, who own so many, if the round has `total` for all.
 
-    By largest remainder: to each task by its weight, and of that to each of its participants by
-    what it owns. Each shows at least one image, and none more than it owns.
+    n_i = s r_i size_i by largest remainder, where r_i is the part of its images that a client of
+    its task shows in the mean, and s makes the sum `total`, if nobody has to show more than it
+    owns: s <= 1 / max r. Each shows at least one image.
     """
-    shown, present = np.ones(len(sizes), np.int64), np.unique(tasks)
-    parts = largest_remainder([weights[task] for task in present], total - len(sizes))
-    for task, part in zip(present, parts, strict=True):
-        on = np.flatnonzero((tasks == task) & (sizes > 1))
-        shown[on] += largest_remainder(sizes[on] - 1, part) if len(on) else 0
-    return np.minimum(sizes, shown)
+    rest = (sizes - 1) * parts
+    left = min(total - len(sizes), int(rest.sum() / parts.max() + 1e-9))
+    return 1 + np.asarray(largest_remainder(rest, left), np.int64) if left > 0 else sizes * 0 + 1
 
 
 @dataclass(frozen=True)
@@ -276,13 +274,19 @@ class Partitioner:
     def image_shares(self, round: int) -> tuple[float, ...]:
         """The share of each task in the images of a round, in expectation.
 
-        It is proportional to the clients on the task, times what one of them shows: its part of the
-        task, |t| / clients, but no more than its part of the round's draw.
+        It is proportional to the clients on the task, times what one of them shows in the mean.
         """
-        most = (self.samples_per_round or np.inf) / self.clients_per_round
-        each = [min(len(images) / self.clients, most) for images in self.images]
+        each = [self._part(task) * len(images) for task, images in enumerate(self.images)]
         weights = np.multiply(self.schedule.clients_on(round, self.clients), each)
         return tuple((weights / weights.sum()).tolist())
+
+    def _part(self, task: int) -> float:
+        """The part of its images that a client on this task shows, in the mean.
+
+        All of them, or what makes |t| / clients the client's part of the round's draw.
+        """
+        most = (self.samples_per_round or np.inf) / self.clients_per_round
+        return min(1.0, most * self.clients / max(len(self.images[task]), 1))
 
     def _showing(self, round: int) -> Mapping[int, int]:
         """The participants of a round, and how many images each shows."""
@@ -306,15 +310,12 @@ class Partitioner:
         return np.sort(np.concatenate(chosen)).tolist()
 
     def _counts(self, round: int, chosen: Sequence[int]) -> list[int]:
-        """How many images these participants show: all they own, or a part of the round's draw.
+        """How many images these participants show: all they own, or their parts of it.
 
-        Tasks share the draw by their clients; by participants where one may have none of these.
+        So what a client shows is in proportion to what it owns, also beside clients of other tasks.
         """
         sizes = np.array([len(self.owned(round, client)) for client in chosen], np.int64)
-        if self.samples_per_round is None:
+        if self.samples_per_round is None or not chosen:
             return sizes.tolist()
-        tasks = np.array([self.task_of(round, client) for client in chosen], np.int64)
-        clients = self.schedule.clients_on(round, self.clients)
-        sure = self.clients_per_round * min(filter(None, clients)) >= self.clients
-        weights = clients if sure else np.bincount(tasks)
-        return shared_out(sizes, tasks, weights, self.samples_per_round).tolist()
+        parts = np.array([self._part(self.task_of(round, client)) for client in chosen])
+        return shared_out(sizes, parts, self.samples_per_round).tolist()

@@ -114,7 +114,7 @@ def test_a_round_shows_the_mixture_in_the_mean(schedule, alpha, samples, data) -
 @settings(max_examples=25, deadline=None)
 @given(drifting(), SEEDS)
 def test_a_draw_over_the_round_has_the_shares_of_the_schedule(schedule, seed) -> None:
-    """To an image a task; one too small to be sure of a participant has one by chance."""
+    """To a participant and an image a task: as many take part, or one more, as are its share."""
     deals = crowd(schedule, None, samples=50, seed=seed)
     for round in range(1, schedule.rounds + 1):
         shown = np.zeros(len(schedule.windows))
@@ -123,8 +123,27 @@ def test_a_draw_over_the_round_has_the_shares_of_the_schedule(schedule, seed) ->
         share = np.array(schedule.clients_on(round, 100)) / 100
         assert shown.sum() == 50
         assert deals.image_shares(round) == pytest.approx(tuple(share))
-        sure = 10 * share[share > 0].min() >= 1
-        assert np.all(np.abs(shown / 50 - share) <= (0.04 if sure else 0.1))
+        assert np.all(np.abs(shown / 50 - share) < 0.1 + 0.04)
+
+
+@pytest.mark.parametrize("owned", [60, 150, 400])
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_clients_that_own_less_than_their_part_take_no_share_from_their_task(owned, alpha) -> None:
+    """Tasks of as many images: one client of ten on the second, a tenth of the images, of which a
+    client may own far less than its part of the draw, or more.
+    """
+    labels = np.repeat(np.arange(20), 10 * owned)
+    images = [np.flatnonzero(labels // 10 == task) for task in range(2)]
+    schedule, shown = gradual([(0, 10), (1, 11)]), np.zeros((200, 2))
+    for seed in range(200):
+        deals = Partitioner(labels, images, schedule, 100, 10, alpha, 1500, seed)
+        for client in deals.participants(2):
+            shown[seed, deals.task_of(2, client)] += len(deals.shown(2, client))
+    assert deals.image_shares(2) == pytest.approx((0.9, 0.1))
+    error = 3 * (shown[:, 1] / shown.sum(1)).std() / np.sqrt(200)
+    assert abs(shown[:, 1].sum() / shown.sum() - 0.1) <= error
+    assert np.all(shown.sum(1) <= 1500)
+    assert shown.sum(1).mean() >= 0.93 * min(1500, 10 * owned)
 
 
 @MANY

@@ -74,27 +74,30 @@ def test_systematic_numbers_are_whole_complete_and_right_in_the_mean(
     assert np.allclose(found.mean(0), quota, atol=2e-3)
 
 
-def out(sizes: list[int], tasks: list[int], weights: list[float], total: int) -> list[int]:
-    return shared_out(np.array(sizes), np.array(tasks), weights, total).tolist()
+def out(sizes: list[int], parts: list[float], total: int) -> list[int]:
+    return shared_out(np.array(sizes), np.array(parts), total).tolist()
 
 
 def test_a_draw_is_shared_by_what_participants_own() -> None:
-    assert out([100, 300, 600], [0, 0, 0], [1.0], 103) == [10 + 1, 31, 61]
-    assert out([1, 2, 3], [0, 0, 0], [1.0], 9) == [1, 2, 3]
-    assert out([1, 1, 1], [0, 0, 0], [1.0], 3) == [1, 1, 1]
+    assert out([100, 300, 600], [0.1, 0.1, 0.1], 103) == [10 + 1, 31, 61]
+    assert out([1, 2, 3], [1.0, 1.0, 1.0], 9) == [1, 2, 3]
+    assert out([1, 1, 1], [0.5, 0.5, 0.5], 3) == [1, 1, 1]
 
 
-def test_a_draw_is_shared_by_tasks_first() -> None:
-    assert out([101, 101, 1001], [0, 0, 1], [0.75, 0.25], 203) == [76, 76, 51]
-    assert out([11, 1001], [0, 1], [0.5, 0.5], 202) == [11, 101]
+def test_a_client_shows_the_same_part_of_its_images_as_all_on_its_task() -> None:
+    assert out([101, 201, 1001], [1.0, 1.0, 0.1], 1000) == [101, 201, 101]
+    assert out([101, 201, 1001], [0.5, 0.5, 0.05], 203) == [51, 101, 51]
+    assert out([101, 201, 1001], [0.5, 0.5, 0.05], 403) == [101, 201, 101]
 
 
 @MANY
 @given(st.data(), st.integers(1, 8))
 def test_everyone_shows_something_nobody_more_than_it_owns(data: st.DataObject, many: int) -> None:
     sizes = data.draw(st.lists(st.integers(1, 50), min_size=many, max_size=many))
-    tasks = data.draw(st.lists(st.integers(0, 2), min_size=many, max_size=many))
+    parts = data.draw(st.lists(st.sampled_from([0.1, 0.25, 1.0]), min_size=many, max_size=many))
     total = data.draw(st.integers(many, 200))
-    shown = out(sizes, tasks, [0.2, 0.3, 0.5], total)
+    shown = out(sizes, parts, total)
     assert all(1 <= count <= size for count, size in zip(shown, sizes, strict=True))
     assert sum(shown) <= total
+    if len(set(parts)) == 1:
+        assert sum(shown) == min(total, sum(sizes))
