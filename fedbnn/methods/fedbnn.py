@@ -15,6 +15,7 @@ class c), and p = `server_lr`:
     scaled    L = sum w_k L_k,  m = m_0 + p (sum w_k e_k / L - m_0)  likelihoods scaled to the round
     product   L = L_0 + p sum (L_k - L_0),  e likewise               the paper's equation for p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
+              with precisions from the curvature  s^2 = sum w_k s_k^2
 
 With `retention` gamma < 1 the round ends with L <- L_init + gamma (L - L_init): what repeats is not
 counted for ever.
@@ -26,9 +27,9 @@ with precisions from the curvature:
 
 So after R rounds it counts as gamma + ... + gamma^R rounds of data (with `product` p times as
 many), whatever tau is, and tau weighs the initial scales alone. Nothing else makes it grow: where
-the likelihood has no curvature, precisions stay what they were (`moments` may lose some where means
-disagree). Scales that are `learned` do not know this measure: an optimiser moves log scales
-whatever the signal is, and where noise is all there is, the mean of precisions grows (Jensen).
+the likelihood has no curvature, precisions stay what they were, with every fold. Scales that are
+`learned`, as published, do not know this measure: an optimiser moves log scales whatever the signal
+is, and where noise is all there is, the mean of precisions grows (Jensen).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +57,14 @@ from fedbnn.methods.aggregation import (
     influence_of_factor,
 )
 from fedbnn.methods.base import Method
-from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold, Product, Scaled, factor_of
+from fedbnn.methods.posterior_fold import (
+    FOLDS,
+    Moments,
+    PosteriorFold,
+    Product,
+    Scaled,
+    factor_of,
+)
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 
@@ -148,13 +156,19 @@ class FedBNN(Method):
             return state
         return prototypes.grow(state, classes, self.prototype_scale(state))
 
+    @property
+    def rule(self) -> Scaled:
+        """How factors become the next posterior."""
+        if self.fold_by == "moments":
+            return Moments(spread=self.precision == "learned")
+        return FOLDS[self.fold_by](self.server_lr)
+
     def aggregator(self, state: State) -> Aggregator:
         """FedAvg's exchange in the first rounds, then factors."""
         if not state.bayesian:
             return super().aggregator(state)
-        rule = FOLDS[self.fold_by](self.server_lr)
         shared = self.shares_prototypes
-        return FactorAggregator(shares_prototypes=shared, step=self.server_step, rule=rule)
+        return FactorAggregator(shares_prototypes=shared, step=self.server_step, rule=self.rule)
 
     def end_round(self, before: State, state: State, layout: Layout) -> State:
         """L <- L_init + gamma (L - L_init), the mean kept; of prototypes those trained."""

@@ -6,6 +6,7 @@ class c), and p = `server_lr`:
     scaled    L = sum w_k L_k,  m = m_0 + p (sum w_k e_k / L - m_0)  likelihoods scaled to the round
     product   L = L_0 + p sum (L_k - L_0),  e likewise               the paper's equation for p = 1
     moments   m = sum w_k m_k,  s^2 = sum w_k (s_k^2 + m_k^2) - m^2
+              with precisions from the curvature  s^2 = sum w_k s_k^2
 
 With `scaled` a step of the server is one of the mean, as in FedOpt: what the images of a round say
 of precisions counts once, however far the server goes. A power of the factors, which would count
@@ -84,19 +85,30 @@ class Product(Scaled):
         return folded.loc, folded.scale
 
 
+@dataclass(frozen=True)
 class Moments(Scaled):
-    """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture."""
+    """m = sum w_k m_k, s^2 = sum w_k (s_k^2 + m_k^2) - m^2: the moments of the mixture.
+
+    Without `spread` s^2 = sum w_k s_k^2. The curvature of a client is scaled to the whole round, so
+    s_k is how certain all its images together make one; how far apart the clients' means are, each
+    from a part of these images and a few steps of an optimiser, is no uncertainty beside that.
+    """
+
+    spread: bool = True
 
     def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
         """First and second moment about the prior mean, where the subtraction loses nothing."""
         client = prior * factor
         shift = client.loc - prior.loc
-        return shift, client.precision.reciprocal() + shift.square()
+        variance = client.precision.reciprocal()
+        return shift, variance + shift.square() if self.spread else variance
 
     def posterior(self, prior: Gaussian, first: Tensor, second: Tensor, total: Tensor) -> Pair:
         """Location and scale of the mixture."""
         shift = first / total
-        return prior.loc + shift, (second / total - shift.square()).sqrt()
+        mean_square = second / total
+        variance = mean_square - shift.square() if self.spread else mean_square
+        return prior.loc + shift, variance.sqrt()
 
 
 FOLDS: Mapping[str, type[Scaled]] = {"scaled": Scaled, "product": Product, "moments": Moments}

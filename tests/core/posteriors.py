@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold
+from fedbnn.methods.posterior_fold import FOLDS, PosteriorFold, Scaled
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 
@@ -76,11 +76,12 @@ def random_update(state: State, counts: Mapping[str, int], client: int) -> Updat
 def folded(
     state: State,
     updates: list[Update],
-    rule: str = "scaled",
+    rule: str | Scaled = "scaled",
     server_lr: float = 1.0,
     trust: float = 1.0,
 ) -> State:
-    fold = PosteriorFold(state, FOLDS[rule](server_lr))
+    made = FOLDS[rule](server_lr) if isinstance(rule, str) else rule
+    fold = PosteriorFold(state, made)
     for one in updates:
         fold.add(one, trust)
     return fold.close()
