@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbnn.config.ranges import Count, NonNegative, Positive, UnitInterval
+from fedbnn.config.ranges import Count, NonNegative, NonNegativeCount, Positive, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ExactHead:
         features: f, of random convolutions (`random_conv`), or of a `backbone` that stays as it is:
             of a method that trains nothing, or with nothing to train in it.
         filters: number of random convolutions; each gives nine features.
+        projections: number of rectified random projections of these, as features beside them.
         mirror: whether features are those of an image and of its mirror image together.
         seed: seed of the random convolutions.
         shrinkage: how far, at least, the covariance is pulled towards a multiple of the identity.
@@ -67,6 +68,7 @@ class ExactHead:
 
     features: Literal["random_conv", "backbone"] = "random_conv"
     filters: Count = 300
+    projections: NonNegativeCount = 0
     mirror: bool = True
     seed: int = 0
     shrinkage: UnitInterval = 0.05

@@ -39,14 +39,19 @@ def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]
     """What gives the features, of images as networks see them."""
     if head.features == "backbone":
         return backbone.eval()
-    return RandomConv(head.filters, head.mirror, head.seed)
+    return fixed(head)
+
+
+def fixed(head: ExactHead) -> RandomConv:
+    """The random convolutions of a head."""
+    return RandomConv(head.filters, head.mirror, head.seed, head.projections)
 
 
 def width(head: ExactHead, state: State) -> int:
     """Number of features d."""
     if head.features == "backbone":
         return state["prototypes"].shape[1] - 1
-    return RandomConv(head.filters, head.mirror, head.seed).width
+    return fixed(head).width
 
 
 def met(state: State) -> tuple[str, ...]:
@@ -109,8 +114,7 @@ class PriorMean:
             return None
         unmet = len(state[ROWS]) - 1
         rows = head.prior_mean * state[ROWS][state.index(classes).clamp(max=unmet)]
-        fixed = RandomConv(head.filters, head.mirror, head.seed)
-        return cls(fixed if head.features == "random_conv" else None, rows)
+        return cls(fixed(head) if head.features == "random_conv" else None, rows)
 
     def __call__(self, images: Tensor, features: Tensor) -> Tensor:
         """Scores (n, C) of a batch, given what the network sees in it."""
@@ -197,7 +201,7 @@ def unit(head: ExactHead, shape: tuple[int, int, int]) -> float:
     if head.features == "backbone":
         return 1.0
     noise = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    return float(RandomConv(head.filters, head.mirror, head.seed)(noise).norm())
+    return float(fixed(head)(noise).norm())
 
 
 class ExactFold:

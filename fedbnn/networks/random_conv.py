@@ -9,6 +9,11 @@ contrast, and a feature is the root of how strongly it answers, on average, in o
 
 Filters are scaled to answer with variance 1 where neighbouring pixels are as alike as in pictures
 of nature: Cov(p_a, p_b) = exp(-|a - b| / 4), times 0.9 between colours.
+
+There may be `projections` beside them, which tell more apart than lines between features can: with
+u, the usual value of a feature, and d features,
+
+    g = max(0, W (f - u)),      W_ij ~ N(0, 1/d)
 """
 
 import math
@@ -31,7 +36,7 @@ BATCH = 20
 
 @dataclass(frozen=True)
 class RandomConv:
-    """Maps images (n, channels, height, width), as networks see them, to 9 `filters` features.
+    """Maps images (n, channels, height, width), as networks see them, to 9 features a filter.
 
     Larger images are averaged to at most 48 pixels a side, and filters look at some 16 places a
     side: 0.3 ms an image of 32 x 32 with 300 filters.
@@ -40,11 +45,17 @@ class RandomConv:
     filters: int
     mirror: bool
     seed: int
+    projections: int = 0
+
+    @property
+    def heard(self) -> int:
+        """Number of features that filters give."""
+        return self.filters * FIELDS**2
 
     @property
     def width(self) -> int:
-        """Number of features."""
-        return self.filters * FIELDS**2
+        """Number of features, projections included."""
+        return self.heard + self.projections
 
     @property
     def usual(self) -> float:
@@ -56,7 +67,11 @@ class RandomConv:
     def __call__(self, images: Tensor) -> Tensor:
         """Features of a batch."""
         few = BATCH if images.device.type == "cpu" else len(images)
-        return torch.cat([self._features(some) for some in images.split(few)])
+        features = torch.cat([self._features(some) for some in images.split(few)])
+        if not self.projections:
+            return features
+        weights = _projection(self.heard, self.projections, self.seed, images.device, images.dtype)
+        return torch.cat([features, ((features - self.usual) @ weights).relu_()], 1)
 
     def _features(self, images: Tensor) -> Tensor:
         """Of few images: those as they are, and in the mirror."""
@@ -73,6 +88,15 @@ class RandomConv:
         answers = functional.conv2d(images, bank, stride=stride)
         heard = answers.mul_(_contrast(images, size, stride)).sub_(THRESHOLD).relu_()
         return functional.adaptive_avg_pool2d(heard, FIELDS).sqrt().flatten(1)
+
+
+@lru_cache(4)
+def _projection(
+    width: int, count: int, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """W^T (width, count)."""
+    drawn = torch.randn(width, count, generator=generator(seed, "projections")) / math.sqrt(width)
+    return drawn.to(device, dtype)
 
 
 def _contrast(images: Tensor, size: int, stride: int) -> Tensor:

@@ -166,16 +166,18 @@ def test_rows_are_of_all_images_so_far_and_of_a_class_where_they_are() -> None:
 # Whole rounds on the digits.
 
 
+@pytest.mark.parametrize("projections", [0, 5])
 def test_exact_trains_nothing_and_ends_in_the_posterior_of_everything_shown(
-    federate: Callable[..., Any], digits: Any
+    federate: Callable[..., Any], digits: Any, projections: int
 ) -> None:
     every = {"gate": Gate(influence_cap=None), "privacy": Privacy(smallest_class=1)}
-    federation, start = federate(Exact(), head=HEAD, **every)
+    head = replace(HEAD, projections=projections)
+    federation, start = federate(Exact(), head=head, **every)
     state = server.run(federation, start)
     assert torch.equal(state["backbone"], start["backbone"])
     assert not state["prototypes"].any()
-    seen = RandomConv(4, True, 0)
-    total = torch.zeros(36, 36).double()
+    seen = RandomConv(4, True, 0, projections)
+    total = torch.zeros(seen.width, seen.width).double()
     counts = dict.fromkeys(state.classes, 0)
     for number in range(1, digits.rounds + 1):
         for client in digits.participants(number):
@@ -185,7 +187,7 @@ def test_exact_trains_nothing_and_ends_in_the_posterior_of_everything_shown(
             for name, count in images.counts().items():
                 counts[name] += count
     assert state[COUNT].tolist() == list(counts.values())
-    upper = total[torch.ones(36, 36).triu() > 0]
+    upper = total[torch.ones_like(total).triu() > 0]
     torch.testing.assert_close(state[MOMENT], upper, rtol=1e-5, atol=1e-5)
 
 

@@ -55,6 +55,18 @@ def test_images_of_any_size_have_nine_features_a_filter(shape: tuple[int, ...]) 
     assert float(found.std(0).max()) > 0.01
 
 
+def test_projections_are_rectified_lines_about_the_usual_feature() -> None:
+    images = pictures(30, 3, 32, 32)
+    more, plain = RandomConv(5, True, 0, projections=2000), RandomConv(5, True, 0)
+    found, seen = more(images), plain(images)
+    assert found.shape == (30, more.width) == (30, 2045)
+    torch.testing.assert_close(found[:, :45], seen)
+    assert bool((found >= 0).all())
+    assert torch.equal(found, RandomConv(5, True, 0, projections=2000)(images))
+    strength = (seen - plain.usual).square().mean(1)  # half of it is above 0, over many directions
+    torch.testing.assert_close(found[:, 45:].square().mean(1), strength / 2, rtol=0.3, atol=0)
+
+
 def test_batches_do_not_matter() -> None:
     seen, images = RandomConv(6, True, 0), pictures(47, 3, 16, 16)
     parts = torch.cat([seen(images[:5]), seen(images[5:])])
