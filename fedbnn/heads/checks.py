@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 50.0, 0.2, 2.5
+APART, LONG, LARGE, CALM, PULL, WAY = 4.0, 5.0, 50.0, 0.2, 2.5, 3.0
 TURNED, MOST = 0.1, 16
 Apart = dict[int, tuple[float, str]]
 Counts = Mapping[int, Mapping[str, int]]
@@ -281,11 +281,12 @@ def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
 
 
 def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> Apart:
-    """How far a client's classes go between two spaces, by how far those of others do: limit 5.
+    """How far a client's classes go between two spaces, by how far those of others do: limit 3.
 
         w_k = max_c |m_kc(there) - m_kc(here)|,   u_k = w_k / max(median_j w_j, S^(1/2) / 5)
 
-    All go from one backbone to another, whatever their classes; S is that of apart_in_means.
+    All go from one backbone to another, whatever their classes; S is that of apart_in_means. Honest
+    clients were at 2.5 where they stood farthest out.
     """
     ways = {
         client: float((own.mean[:, there] - own.mean[:, here]).norm(dim=1).max())
@@ -298,7 +299,7 @@ def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> A
     for client, own in ways.items():
         others = [way for other, way in ways.items() if other != client]
         if len(others) > 1:
-            found[client] = own / max(lower_median(others), least) / LONG, "ways of classes"
+            found[client] = own / max(lower_median(others), least) / WAY, "ways of classes"
     return found
 
 

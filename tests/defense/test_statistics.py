@@ -163,6 +163,19 @@ def test_a_class_of_the_liar_alone_is_where_the_server_knows_it(
     assert found.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
 
 
+@pytest.mark.parametrize(("far", "counts"), [(1.0, True), (2.0, False), (3.0, False)])
+def test_a_class_of_the_liar_alone_goes_about_as_far_as_those_of_others(
+    tmp_path: Path, far: float, counts: bool
+) -> None:
+    """Under the newest backbone, where those of others hardly move and images scatter by 2."""
+    state = State({"prototypes": torch.zeros(3, WIDTH + 1), **backbones(WIDTH).tensors}, NAMES)
+    sent = [*(lonely(client, held=2) for client in range(CLIENTS - 1))]
+    sent.append(lonely(CLIENTS - 1, moved=(0.0, 0.0, far)))
+    found = Played(exchange(WIDTH), state, sent).judged(sent, tmp_path)
+    assert (found.trust.get(CLIENTS - 1, 0.0) == 1.0) is counts
+    assert [found.trust[client] for client in range(CLIENTS - 1)] == [1.0] * (CLIENTS - 1)
+
+
 @pytest.mark.parametrize("counts", [{}, dict.fromkeys(NAMES, 0), {"a": 0, "b": 0, "c": 94}])
 def test_counts_that_are_not_those_announced_are_refused(
     played: Played, tmp_path: Path, counts: dict[str, int]
