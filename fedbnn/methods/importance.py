@@ -140,9 +140,7 @@ class Importances(Consolidation):
         """The exchange of importances."""
         method, where = self.method, (EXCHANGE, False, SITES)
         strength = method.factor * method.strength
-        return ImportanceAggregator(
-            *where, decay=method.decay, strength=strength, idle=method.idle
-        )
+        return ImportanceAggregator(*where, decay=method.decay, strength=strength, idle=method.idle)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
