@@ -192,7 +192,8 @@ def _distance(
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
     """How far every client stands from a typical other, by how far others do: limit 5.
 
-    s_k = median_j |x_k - x_j| over median_j s_j, and the largest |x_ki| over the median of others.
+    s_k = median_j |x_k - x_j| over median_j s_j, and the largest |x_ki| over the median of others;
+    a fifth stands in for a median of 0, of others that agree exactly or did not move.
     """
     stacked = torch.stack([*points.values()]).double() if points else torch.zeros(0, 1)
     if len(stacked) < 3 or not stacked.shape[1]:
@@ -203,7 +204,7 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
     far = [lower_median([float(distances[k, j]) for j in every if j != k]) for k in every]
     for k, client in enumerate(points):
         usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
-        ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
+        ratios = [a / (b or CALM) for a, b in zip((far[k], largest[k]), usual, strict=True)]
         found[client] = max(ratios, default=0.0) / LONG, name
     return found
 
@@ -330,8 +331,8 @@ def apart_in_size(sizes: Mapping[int, float], name: str, idle: float = 0.0) -> A
     found: Apart = {}
     for client, own in sizes.items():
         others = [size for other, size in sizes.items() if other != client]
-        if len(others) > 1 and (most := max(LARGE * max(others), idle)):
-            found[client] = own / most, name
+        if len(others) > 1:
+            found[client] = own / max(LARGE * max(others), idle, TINY), name
     return found
 
 
