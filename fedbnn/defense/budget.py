@@ -11,9 +11,10 @@ knows privacy. A round that is begun again after a crash asks its clients again:
 written to `state/privacy.json` before it begins, counts, and has noise of its own. That file also
 holds the key from which the noise of the server follows: whoever reads it can take the noise away.
 
-A run cannot forget what it spent: its records say how often each committed round was begun, and a
-file that is gone, is none of ours or has less is refused. A run that branches off from another
-(`fedbnn expel`) has asked `before` what the other one asked in the rounds that are played again.
+A run cannot forget what it spent: its records say how often each committed round was begun, the
+newest manifest of the ledger how often the next one was, and a file that is gone, is none of ours
+or has less is refused. A run that branches off from another (`fedbnn expel`) has asked `before`
+what the other one asked in the rounds that are played again.
 """
 
 import hashlib
@@ -72,13 +73,16 @@ def _counts(found: Mapping[str, Any], least: int) -> Counter[int]:
 class Budget:
     """The account of a run: how many questions are `asked` of whom in a round.
 
-    `committed` are the records of the rounds that the ledger has.
+    `committed` are the records of the rounds that the ledger has, and it counts how often the round
+    after them was `begun`; `begins` tells it of one more.
     """
 
     privacy: Privacy
     root: Path
     asked: Callable[[int], Mapping[int, int]]
     committed: Sequence[Mapping[str, Any]] = ()
+    begun: int = 0
+    begins: Callable[[], None] = lambda: None
     _begun: Counter[int] = field(default_factory=Counter)
     _before: Counter[int] = field(default_factory=Counter)
     _key: str = ""
@@ -89,8 +93,8 @@ class Budget:
         elif self.committed:
             what = f"the account of privacy is gone, but {len(self.committed)} rounds were played"
             raise RunDirectoryError(what, str(path), LOST)
-        for number, record in enumerate(self.committed, 1):
-            if (found := self._begun[number]) < (known := _times(record)):
+        for number, known in enumerate([*map(_times, self.committed), self.begun], 1):
+            if (found := self._begun[number]) < known:
                 what = f"round {number} was begun {known} times, the account of privacy has {found}"
                 raise RunDirectoryError(what, str(path), LOST)
         self._check_spent(path)
@@ -129,6 +133,7 @@ class Budget:
                 raise PrivacyError(what, "privacy.epsilon", kept)
         self._begun, self._key = tried, self._key or secrets.token_hex(32)
         _write(self.root / FILE, self._key, tried, self._before)
+        self.begins()
 
     def branch(self, root: Path, first: int) -> None:
         """Open the account of a run that plays the rounds from `first` on again, with a new key."""

@@ -294,7 +294,8 @@ class Candidates:
     def _choose(self, squares: Tensor) -> None:
         """Trust by a rule of the literature, where it is one of clients; never more than before."""
         if self.trust and not self._by_coordinate:
-            found = rules.trusts(self.gate.robust, squares, self.gate.forgers)
+            gone = self.refused.keys() & self.call.sample_counts.keys() - self.trust.keys()
+            found = rules.trusts(self.gate.robust, squares, self.gate.forgers, len(gone))
             both = zip(self.trust.items(), found, strict=True)
             self.trust = {client: min(before, rule) for (client, before), rule in both}
 

@@ -1,6 +1,7 @@
 """Robust rules of the literature, beside ours (`gate.robust`).
 
-Of K clients, f = ceil(`gate.forgers` K) but fewer than half are taken to lie. By coordinate, of the
+Of K clients, f = ceil(`gate.forgers` K) but fewer than half are taken to lie, less those whom the
+gate has refused already; rules by client look for the others alone. By coordinate, of the
 values x_k that the clients have for one number (of a prototype: the clients that hold its class):
 
     trimmed_mean   the mean without the f smallest and the f largest           Yin et al., 2018
@@ -45,11 +46,14 @@ def liars(share: float, clients: int) -> int:
     return min(math.ceil(share * clients - 1e-9), (clients - 1) // 2)
 
 
-def trusts(rule: Rule, squares: Tensor, share: float) -> list[float]:
-    """Trust by client, from squared distances (K+1, K+1) whose last row is the origin."""
+def trusts(rule: Rule, squares: Tensor, share: float, refused: int = 0) -> list[float]:
+    """Trust by client, from squared distances (K+1, K+1) whose last row is the origin.
+
+    So many more have answered and are `refused`.
+    """
     between, norms = squares[:-1, :-1], squares[:-1, -1].sqrt()
     count = len(between)
-    lying = liars(share, count)
+    lying = max(0, liars(share, count + refused) - refused)
     if rule == "clipping":
         usual = norms.sort().values[(count - 1) // 2]
         return [min(1.0, float(usual / norm)) if norm else 1.0 for norm in norms]

@@ -187,7 +187,8 @@ def budget(
         everything = dict.fromkeys(made.stream.participants(round), made.method.trains + statistics)
         return {**dict.fromkeys(more, 1), **everything}
 
-    return Budget(made.privacy, ledger.root, asked, records) if made.privacy.on else None
+    counts = asked, records, ledger.begun, ledger.begin
+    return Budget(made.privacy, ledger.root, *counts) if made.privacy.on else None
 
 
 def _leave(experiment: Experiment, state: State, tracker: Tracker, ledger: Ledger) -> None:

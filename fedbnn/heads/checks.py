@@ -15,8 +15,10 @@ classes, and the mean r_c of n_rc images that the server or another client knows
 
 by the server's mean or by the lower median over the other clients, whichever is nearer: so nobody
 moves a class more than four times as far as the images it announced do by chance, and one liar does
-not make an honest client look far from the others. Where the images of all classes drift, nobody is
-near the server's means. What the others have moved from there more than by chance is taken off,
+not make an honest client look far from the others. Few images may lie anywhere within that; but the
+classes of nobody differ the other way round than everybody's (`apart_in_contrasts`). Where the
+images of all classes drift, nobody is near the server's means. What the others have moved from
+there more than by chance is taken off,
 
     g^2 = median_j median_c max(0, |m_jc - r_c|^2 - S (1 / n_jc + 1 / n_rc))
     D_kc^2 = max(0, |m_kc - r_c| - g)^2 / (S (1 / n_kc + 1 / n_rc))       by the server's mean r_c
@@ -30,7 +32,7 @@ import torch
 from torch import Tensor
 
 ROUNDING, TINY, LONGEST = 1e-4, 1e-30, 1024
-APART, LONG, LARGE, CALM, PULL = 4.0, 5.0, 50.0, 0.2, 2.5
+APART, LONG, LARGE, CALM, PULL, WAY = 4.0, 5.0, 50.0, 0.2, 2.5, 3.0
 TURNED, MOST = 0.1, 16
 Apart = dict[int, tuple[float, str]]
 Counts = Mapping[int, Mapping[str, int]]
@@ -114,6 +116,7 @@ class ClassMeans:
 def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None = None) -> Apart:
     """max_c D_kc / 4 of every client, by whatever is nearer: the server's mean or the others'.
 
+    Or how far its means tell classes apart the other way round in a space, where that is farther.
     S is the median over all clients, which one liar of three does not move.
     """
     found: Apart = {}
@@ -126,7 +129,17 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
         longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
         ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
         found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
-    return found
+    turned = [_turned(clients, space) for space in range(len(variance))]
+    return farthest(found, *turned)
+
+
+def _turned(clients: Mapping[int, ClassMeans], space: int) -> Apart:
+    """Whose means tell classes apart the other way round in a space, as swapped ones do."""
+    rows, counts = {}, {}
+    for client, own in clients.items():
+        rows[client] = dict(zip(own.classes, own.mean[:, space], strict=True))
+        counts[client] = dict(zip(own.classes, own.count.tolist(), strict=True))
+    return apart_in_contrasts(rows, counts, "class means", learnt=False)
 
 
 def _drift(others: Sequence[ClassMeans], known: ClassMeans, variance: Tensor) -> Tensor:
@@ -179,7 +192,8 @@ def _distance(
 def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
     """How far every client stands from a typical other, by how far others do: limit 5.
 
-    s_k = median_j |x_k - x_j| over median_j s_j, and the largest |x_ki| over the median of others.
+    s_k = median_j |x_k - x_j| over median_j s_j, and the largest |x_ki| over the median of others;
+    a fifth stands in for a median of 0, of others that agree exactly or did not move.
     """
     stacked = torch.stack([*points.values()]).double() if points else torch.zeros(0, 1)
     if len(stacked) < 3 or not stacked.shape[1]:
@@ -190,7 +204,7 @@ def apart_in_points(points: Mapping[int, Tensor], name: str) -> Apart:
     far = [lower_median([float(distances[k, j]) for j in every if j != k]) for k in every]
     for k, client in enumerate(points):
         usual = (lower_median([of[j] for j in every if j != k]) for of in (far, largest))
-        ratios = [a / b for a, b in zip((far[k], largest[k]), usual, strict=True) if b]
+        ratios = [a / (b or CALM) for a, b in zip((far[k], largest[k]), usual, strict=True)]
         found[client] = max(ratios, default=0.0) / LONG, name
     return found
 
@@ -225,7 +239,12 @@ def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name
     return found
 
 
-def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts) -> Apart:
+def apart_in_contrasts(
+    rows: Mapping[int, Mapping[str, Tensor]],
+    counts: Counts,
+    name: str = "how rows tell classes apart",
+    learnt: bool = True,
+) -> Apart:
     """Whose rows tell classes apart the other way round than everybody's: limit a cosine of -0.1.
 
     Rows of a new class point wherever the images of a client lead them; what is common to all rows
@@ -233,9 +252,10 @@ def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts)
 
         a_kj = cos(w_k - mean_C w_k, w_j - mean_C w_j),      u_k = -10 max_j a_kj
 
-    over the sixteen others that share most with k. Swapped rows have -a_kj. But where one has much
-    of a class and the other little, first steps lead their rows apart: two of those others must
-    lean to the same classes, sum_C (n_kc - mean_C n_k) (n_jc - mean_C n_j) >= 0 for their images.
+    over the sixteen others that share most with k. Swapped rows have -a_kj. Two of those others are
+    needed. Where one has much of a class and the other little, first steps lead rows that are
+    `learnt` apart: then the two must lean to the same classes, for their images
+    sum_C (n_kc - mean_C n_k) (n_jc - mean_C n_j) >= 0.
     """
     held = {k: {one for one in own if counts[k][one]} for k, own in rows.items()}
     found: Apart = {}
@@ -243,9 +263,9 @@ def apart_in_contrasts(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts)
         shared = {j: sorted(own & held[j]) for j in rows if j != k}
         most = sorted(shared, key=lambda j: -len(shared[j]))[:MOST]
         others = [j for j in most if len(shared[j]) > 1]
-        if sum(_leans_alike(counts[k], counts[j], shared[j]) for j in others) > 1:
+        if sum(not learnt or _leans_alike(counts[k], counts[j], shared[j]) for j in others) > 1:
             alike = max(_alike(rows[k], rows[j], shared[j]) for j in others)
-            found[k] = max(0.0, -alike / TURNED), "how rows tell classes apart"
+            found[k] = max(0.0, -alike / TURNED), name
     return found
 
 
@@ -281,11 +301,12 @@ def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
 
 
 def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> Apart:
-    """How far a client's classes go between two spaces, by how far those of others do: limit 5.
+    """How far a client's classes go between two spaces, by how far those of others do: limit 3.
 
         w_k = max_c |m_kc(there) - m_kc(here)|,   u_k = w_k / max(median_j w_j, S^(1/2) / 5)
 
-    All go from one backbone to another, whatever their classes; S is that of apart_in_means.
+    All go from one backbone to another, whatever their classes; S is that of apart_in_means. Honest
+    clients were at 2.5 where they stood farthest out.
     """
     ways = {
         client: float((own.mean[:, there] - own.mean[:, here]).norm(dim=1).max())
@@ -298,7 +319,7 @@ def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> A
     for client, own in ways.items():
         others = [way for other, way in ways.items() if other != client]
         if len(others) > 1:
-            found[client] = own / max(lower_median(others), least) / LONG, "ways of classes"
+            found[client] = own / max(lower_median(others), least) / WAY, "ways of classes"
     return found
 
 
@@ -310,8 +331,8 @@ def apart_in_size(sizes: Mapping[int, float], name: str, idle: float = 0.0) -> A
     found: Apart = {}
     for client, own in sizes.items():
         others = [size for other, size in sizes.items() if other != client]
-        if len(others) > 1 and (most := max(LARGE * max(others), idle)):
-            found[client] = own / most, name
+        if len(others) > 1:
+            found[client] = own / max(LARGE * max(others), idle, TINY), name
     return found
 
 

@@ -10,15 +10,16 @@
     server   FedAvg's mean; as proxy it keeps the best global model since the last transition
     state    exemplars on the clients (a share of the images each was given, evenly over its
              classes and at least one of each), two old models on the server
-    floats per weight: up to 3 down, 1 up, and three numbers up
+    floats per weight: up to 3 down, 1 up, and two numbers up
 
-Transition: the normalised entropy H / log C of the global model's answers on the client's new
-images exceeds the mean of the last round by `threshold`. That mean comes from the server, since a
-client sampled once in ten rounds has no recent one. A client in transition learns from the best
-model so far, any other from the best one before the last transition, which comes when more than
-half of the round's clients are in transition. The original has means over images; here entropy and
-loss are lower medians over clients, so that one of five decides little. A client of a single class
-is sure of it under any model: its signals are 0, and it has no vote.
+Transition: a client holds a class that nobody was trained on, or the normalised entropy H / log C
+of the global model's answers on its new images exceeds the mean of the last round by `threshold`.
+That mean comes from the server, since a client sampled once in ten rounds has no recent one. A
+client in transition learns from the best model so far, any other from the best one before the last
+transition, which comes when more than half of the round's clients are in transition. The original
+has entropies alone, and means over images. Here lower medians over clients decide, and the server
+counts the votes itself, by entropies and by the roll call: of new classes nobody can lie. A client
+of a single class is sure of it under any model: its signals are 0, and it has no vote.
 
 Proxy: the original sends gradients of perturbed prototypes, from which the server rebuilds images
 to choose the best model with. Left out here: each client scores the global model on its own
@@ -28,7 +29,7 @@ be perturbed. Exemplars of a class are those of the client's last round with it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 
 from fedbnn.config.ranges import Positive, Share, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
+from fedbnn.heads.prototypes import trained
 from fedbnn.images import ImageSet
 from fedbnn.methods.aggregation import Aggregator, Fold, PointFold, ServerStep, Spec
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Replay, Tensors
@@ -50,52 +52,67 @@ SIGNALS, GIVEN = "fcil.signals", "given"
 WORST = 1e4
 
 
+@dataclass(frozen=True)
 class ProxyAggregator(Aggregator):
-    """FedAvg's exchange; with it entropy, transition and prototype loss of each client."""
+    """FedAvg's exchange; with it entropy and prototype loss of each client."""
+
+    threshold: float = 0.25
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
-        """Weights, and the three signals."""
-        return super().expected(state, counts) | {SIGNALS: ((3,), torch.float32)}
+        """Weights, and the two signals."""
+        return super().expected(state, counts) | {SIGNALS: ((2,), torch.float32)}
 
     def defect(self, state: State, update: Update) -> str | None:
-        """An entropy in [0, 1], a transition or none, a loss."""
-        entropy, moved, loss = update.tensors[SIGNALS].tolist()
-        honest = 0 <= entropy <= 1 and moved in (0, 1) and 0 <= loss <= WORST
+        """An entropy in [0, 1], and a loss."""
+        entropy, loss = update.tensors[SIGNALS].tolist()
+        honest = 0 <= entropy <= 1 and 0 <= loss <= WORST
         return super().defect(state, update) if honest else "its signals are out of range"
 
     def fold(self, state: State) -> Fold:
         """FedAvg's fold, and the proxy's choice."""
-        return ProxyFold(state, self.step)
+        return ProxyFold(state, self.step, self.threshold)
 
 
 class ProxyFold(PointFold):
     """FedAvg's fold; then the proxy looks at what clients said about the model they were sent."""
 
-    def __init__(self, state: State, step: ServerStep) -> None:
+    def __init__(self, state: State, step: ServerStep, threshold: float) -> None:
         super().__init__(state, step)
+        self.threshold = threshold
         self.signals: list[Tensor] = []
+        self.votes: list[bool] = []
 
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Fold one update in."""
         super().add(update, trust)
-        if update.samples and bool(update.tensors[SIGNALS].any()):
-            self.signals.append(update.tensors[SIGNALS])
+        said = update.tensors[SIGNALS]
+        if update.samples and bool(said.any()):
+            self.signals.append(said)
+            held, entropy = update.counts, float(said[0])
+            self.votes.append(in_transition(self.state, held, entropy, self.threshold))
 
     def close(self) -> State:
         """The folded state, with the models of the past in their new places.
 
-        (entropy, moved, loss) = median_k of each, the lower one; without votes all stays.
+        (entropy, loss) = median_k of each, the lower one; without votes all stays.
         """
         if not self.signals:
             return super().close()
-        entropy, moved, loss = torch.stack(self.signals).median(0).values.tolist()
+        entropy, loss = torch.stack(self.signals).median(0).values.tolist()
         state = super().close().having({ENTROPY: torch.tensor(entropy)})
-        if moved:
+        if 2 * sum(self.votes) > len(self.votes):
             known = BEST in state.notes
             return rename(state, BEST, OLD) if known else remember(state, OLD, self.state)
         if BEST not in state.notes or loss <= float(state[LOSS]):
             return remember(state, BEST, self.state).having({LOSS: torch.tensor(loss)})
         return state
+
+
+def in_transition(state: State, held: Collection[str], entropy: float, threshold: float) -> bool:
+    """Whether a client of these classes has one that is new to a model, or H >= H_0 + threshold."""
+    known = trained(state)
+    sudden = ENTROPY in state and entropy >= float(state[ENTROPY]) + threshold
+    return sudden or (bool(known) and not set(held) <= set(known))
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,7 @@ class FCIL(Method):
 
     formula: ClassVar[str] = "min (1 - a) compensated BCE + a relation distillation, stored images"
     replay: ClassVar[Replay | None] = Replay()
-    exchange: ClassVar[type[Aggregator]] = ProxyAggregator
+    exchange: ClassVar[type[ProxyAggregator]] = ProxyAggregator
 
     scope: Literal["local", "seen"] = "seen"
     share: Literal["global"] = "global"
@@ -118,12 +135,16 @@ class FCIL(Method):
     distil: UnitInterval = 0.5
     threshold: Positive = 0.25
 
+    def aggregator(self, state: State) -> Aggregator:
+        """FedAvg's exchange, and two signals."""
+        return self.exchange(step=self.server_step, threshold=self.threshold)
+
     def objective(self, assignment: Assignment, network: Classifier) -> LocalObjective:
         """Compensated gradients, and distillation from the old model that fits the situation."""
-        state = assignment.instruction.state
-        limit = float(state[ENTROPY]) + self.threshold if ENTROPY in state else None
-        found = signals(assignment, network.backbone, limit)
-        columns, kept = self.softmax(state, assignment.classes), BEST if found[1] else OLD
+        state, shown = assignment.instruction.state, assignment.shown.counts()
+        found = signals(assignment, network.backbone)
+        moved = in_transition(state, shown, float(found[0]), self.threshold)
+        columns, kept = self.softmax(state, assignment.classes), BEST if moved else OLD
         where = (network.backbone, assignment.layout)
         teacher = Teacher(state, kept, columns, *where) if kept in state.notes else None
         return Compensated(self, assignment, network.backbone, columns, teacher, found)
@@ -159,15 +180,15 @@ def herding(features: Tensor, count: int) -> Tensor:
     return torch.tensor(chosen, dtype=torch.long)
 
 
-def signals(assignment: Assignment, backbone: nn.Module, limit: float | None) -> Tensor:
-    """(entropy, 1 for a transition, prototype loss) of the global model on the round's images."""
+def signals(assignment: Assignment, backbone: nn.Module) -> Tensor:
+    """(entropy, prototype loss) of the global model on the round's images."""
     state, shown = assignment.instruction.state, assignment.shown
     classes = tuple(shown.counts())
     features, labels = features_of(backbone, shown), shown.among(classes).labels
     scores = linear(features, state["prototypes"][state.index(classes)]).log_softmax(1)
     entropy, nearest = normalised_entropy(scores), prototypes(features, labels)
     loss = nn.functional.nll_loss(scores[nearest], labels[nearest])
-    return torch.tensor([entropy, float(limit is not None and entropy >= limit), float(loss)])
+    return torch.tensor([entropy, float(loss)])
 
 
 def normalised_entropy(scores: Tensor) -> float:

@@ -38,7 +38,7 @@ from fedbnn.protocol.state import State
 
 EXCHANGE = "importance"
 SITES = ("backbone", "prototypes")
-BATCH, FLOATS, IDLE = 256, 2**22, 0.2
+BATCH, FLOATS = 256, 2**22
 Output = Callable[..., Tensor]
 Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 
@@ -46,6 +46,8 @@ Measured = tuple[tuple[str, ...], Callable[[Tensor], Tensors]]
 @dataclass(frozen=True)
 class ImportanceMethod(Method, ABC):
     """A method that anchors weights by their importance.
+
+    `idle` are the nats of penalty that importances hold which are none to speak of.
 
     Args:
         strength: lambda, the weight of the penalty.
@@ -56,6 +58,7 @@ class ImportanceMethod(Method, ABC):
 
     notes: ClassVar[Mapping[str, str]] = {"penalty_cap": "stiffness of a weight at most 1 / lr"}
     factor: ClassVar[float] = 1.0
+    idle: ClassVar[float] = 0.0
 
     share: Literal["global"] = "global"
     strength: NonNegative = 1.0
@@ -87,7 +90,7 @@ class ImportanceMethod(Method, ABC):
 
 @dataclass(frozen=True)
 class EWC(ImportanceMethod):
-    """FedAvg with weights held by their Fisher information.
+    """FedAvg with weights held by their Fisher information, of which who is sure has hardly any.
 
     Args:
         draws: labels drawn from the model per image, an unbiased estimate; null takes the exact
@@ -95,6 +98,7 @@ class EWC(ImportanceMethod):
     """
 
     formula: ClassVar[str] = "min CE + lambda/2 sum Omega (theta - theta*)^2; Omega = Fisher"
+    idle: ClassVar[float] = 0.2
 
     strength: NonNegative = 100.0
     draws: Count | None = 4
@@ -134,8 +138,9 @@ class Importances(Consolidation):
     @property
     def aggregator(self) -> Aggregator:
         """The exchange of importances."""
-        decay, strength = self.method.decay, self.method.factor * self.method.strength
-        return ImportanceAggregator(EXCHANGE, False, SITES, decay=decay, strength=strength)
+        method, where = self.method, (EXCHANGE, False, SITES)
+        strength = method.factor * method.strength
+        return ImportanceAggregator(*where, decay=method.decay, strength=strength, idle=method.idle)
 
     def measure(self, assignment: Assignment, network: Classifier) -> Tensors:
         """Mean importance of every weight of backbone and prototypes over this client's images."""
@@ -154,10 +159,15 @@ class Importances(Consolidation):
 
 @dataclass(frozen=True)
 class ImportanceAggregator(Aggregator):
-    """The exchange of importances, one for every weight; `strength` is s / Omega."""
+    """The exchange of importances, one for every weight; `strength` is s / Omega.
+
+    Importances that cost `idle` nats are none to speak of: where everybody is sure, the Fisher is
+    hardly anything, and who is not sure stands out. The sensitivity of the output stays.
+    """
 
     decay: float = 1.0
     strength: float = 1.0
+    idle: float = 0.0
 
     def broadcast(self, state: State) -> State:
         """Weights to measure under."""
@@ -173,20 +183,20 @@ class ImportanceAggregator(Aggregator):
         return map(torch.sqrt, pieces(update.tensors["backbone"]))
 
     def calm(self, state: State) -> float:
-        """Roots of importances that hold nothing: where everybody is sure, there are hardly any."""
+        """The length of roots of importances that hold nothing."""
         weights = state["backbone"]
         return self._idle(weights.numel(), _size(weights)) * math.sqrt(weights.numel())
 
     def _idle(self, weights: int, size: float) -> float:
-        """sqrt(Omega) at which so many weights that move by their mean square cost 0.2 nats.
+        """sqrt(Omega) at which so many weights that move by their mean square cost `idle` nats.
 
-        s Omega P E[theta^2] / 2 = 0.2
+        s Omega P E[theta^2] / 2 = idle
         """
         penalty = self.strength * weights * size / 2
-        return math.sqrt(IDLE / penalty) if penalty else 0.0
+        return math.sqrt(self.idle / penalty) if penalty else 0.0
 
     def apart(self, state: State, updates: Sequence[Update]) -> Apart:
-        """The size of the prototypes' importances, likewise: a sure client has hardly any."""
+        """The size of the prototypes' importances, likewise."""
         sizes = {u.client: math.sqrt(largest(u.tensors["prototypes"])) for u in updates}
         idle = self._idle(state["prototypes"].numel(), max(_size(state[site]) for site in SITES))
         return apart_in_size(sizes, "importances of prototypes", idle)

@@ -58,7 +58,8 @@ class Retention:
 class Manifest:
     """Digests: of the run, of the manifest before, of the state, of the records of all rounds.
 
-    Also the name and the digest of the newest file of every client.
+    Also the name and the digest of the newest file of every client, and how often the round after
+    it was `begun`, where that is counted.
     """
 
     run: str = ""
@@ -67,6 +68,7 @@ class Manifest:
     state: str = ""
     records: tuple[str, ...] = ()
     clients: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    begun: int = 0
 
     def to_bytes(self) -> bytes:
         """As it stands in manifest.json."""
@@ -93,7 +95,8 @@ class Manifest:
         """A digest proves that a file is whole, not who wrote it: types, numbers and names."""
         texts = [self.run, self.previous, self.state, *self.records]
         texts += [text for entry in self.clients.values() for text in entry]
-        plain = all(type(text) is str for text in texts) and type(self.round) is int
+        plain = all(type(text) is str for text in texts)
+        plain = plain and type(self.round) is type(self.begun) is int
         if not plain or len(self.records) != self.round:
             raise ValueError("types, or a record too few")
         if not all(_OWN.fullmatch(name) for name, _ in self.clients.values()):
@@ -184,6 +187,21 @@ class Ledger(AbstractContextManager["Ledger"]):
     def round(self) -> int:
         """The newest committed round; 0 before the first."""
         return self._manifest.round
+
+    @property
+    def begun(self) -> int:
+        """How often the round after the newest was begun, as far as that was counted."""
+        return self._manifest.begun
+
+    def begin(self) -> None:
+        """Count, in the chain of the rounds, that the one after the newest is begun once more.
+
+        Before the first commit there is no chain, nor anything that would outlive its loss.
+        """
+        if self.round:
+            manifest = replace(self._manifest, begun=self.begun + 1)
+            files.write_atomic(self._directory(self.round) / MANIFEST, manifest.to_bytes())
+            self._manifest = manifest
 
     def latest(self) -> Committed | None:
         """The newest round that is whole, or None when no round was ever committed."""
@@ -281,7 +299,7 @@ class Ledger(AbstractContextManager["Ledger"]):
             for number, line in enumerate(lines, 1):
                 files.write(self._record(number), line)
             link = files.digest(source._directory(round) / MANIFEST)
-            manifest = replace(then, run=self._identity(), previous=link)
+            manifest = replace(then, run=self._identity(), previous=link, begun=0)
             state = files.read(source._directory(round) / STATE)
             self._publish(round, {STATE: state, MANIFEST: manifest.to_bytes()})
         self._manifest = manifest

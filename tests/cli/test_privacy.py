@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedbnn.defense.budget import epsilon
+from fedbnn.errors import FederationError
+from fedbnn.federation import server
 from fedbnn.storage.run_dir import records
 from tests.cli.command import fedbnn
 
@@ -41,6 +44,34 @@ def test_a_run_says_what_it_spent_and_stops_before_it_exceeds_its_budget(
     none, gone = capsys.readouterr().err.splitlines()
     assert none.startswith("error: the account of privacy is none of ours")
     assert gone.startswith("error: the account of privacy is gone, but 1 rounds were played")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_older_copy_of_the_account_forgets_no_attempt_at_the_next_round(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, account = server.exchange, home / "run/state/privacy.json"
+    older: list[bytes] = []
+
+    def ends_in_the_second(*parts: Any) -> Any:
+        if parts[-1].round == 2:
+            raise FederationError("nobody is there", "round 2", "try again")
+        older[:] = [account.read_bytes()]
+        return exchange(*parts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "exchange", ends_in_the_second)
+        words = ("train", "--config", "tiny.yaml", "--run_dir", "run", *WORDS, *NOISE)
+        assert fedbnn(*words) != 0
+        assert fedbnn("train", "--resume", "run") != 0
+    newest = account.read_bytes()
+    account.write_bytes(*older)
+    capsys.readouterr()
+    assert fedbnn("train", "--resume", "run") == 4
+    said = "error: round 2 was begun 2 times, the account of privacy has 0"
+    assert capsys.readouterr().err.startswith(said)
+    account.write_bytes(newest)
+    assert fedbnn("train", "--resume", "run") == 0
 
 
 @pytest.mark.usefixtures("undrawn")

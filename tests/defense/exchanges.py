@@ -35,16 +35,17 @@ class Played:
         self,
         updates: Sequence[Update],
         directory: Path,
-        calm: Callable[[int], float] = lambda _client: 0.0,
+        calm: Callable[[int], float] | None = None,
         settings: Gate = GATE,
     ) -> Candidates:
-        """The updates after the gate; by default no distance between them is too small to count."""
+        """The updates after the gate, which takes the distances for calm that the server does."""
         first, ask = self.updates[0], self.aggregator
         parts = ("expected", "defect", "influence", "known", "apart")
         asked = {name: bound(getattr(ask, name), self.state) for name in parts}
         said = {one.client: dict(one.counts) or {"": one.samples} for one in self.updates}
         where = (first.run, first.round, first.exchange, first.prior)
-        call = ExpectedUpdate(*where, said, calm=calm, **asked)
+        usual = exchange._calm(self.aggregator, self.state)
+        call = ExpectedUpdate(*where, said, calm=calm or usual, **asked)
         folder = Path(mkdtemp(dir=directory))
         gate = Candidates(settings, call, Spool(folder / "spool"), Rejected(folder, most=0))
         for one in updates:

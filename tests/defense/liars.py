@@ -16,6 +16,7 @@ from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
 from fedbnn.heads import factor
+from fedbnn.methods import glfc
 from fedbnn.protocol.messages import (
     Failure,
     FitInstruction,
@@ -137,6 +138,21 @@ LIES: Mapping[str, Lie] = {
     "zeros": every(torch.zeros_like),
     "classes swapped": every(_rolled),
     "rows x -20": every(lambda tensor: -20 * tensor if tensor.ndim == 2 else tensor),
+}
+
+
+def _saying(entropy: float, loss: float) -> Lie:
+    """Signals of FCIL, whatever the images are."""
+    said = torch.tensor([entropy, loss])
+    return lambda update: replace(update, tensors=update.tensors | {glfc.SIGNALS: said})
+
+
+ABOUT_SIGNALS: Mapping[str, Lie] = {
+    "sure, and well off": _saying(1e-6, 0.0),
+    "sure, and badly off": _saying(0.0, glfc.WORST),
+    "unsure, and well off": _saying(1.0, 0.0),
+    "unsure, and badly off": _saying(1.0, glfc.WORST),
+    "of a single class": _saying(0.0, 0.0),
 }
 
 SUMS = {"posteriors.sum": "posteriors.factor", "exact.sum": "exact.factor"}

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedbnn.defense.gate import Candidates
-from fedbnn.federation.exchange import _calm
 from fedbnn.images import ImageSet
 from fedbnn.methods.scaffold import BACKBONE, PROTOTYPES, Scaffold, steps_between
 from fedbnn.protocol.messages import Update
@@ -61,8 +60,7 @@ class Federation:
         return Played(Scaffold().aggregator(self.state), self.state, updates), updates
 
     def judged(self, played: Played, updates: list[Update]) -> Candidates:
-        calm = _calm(played.aggregator, self.state)
-        return played.judged(updates, self.directory, calm)
+        return played.judged(updates, self.directory)
 
     def play(self, *clients: int, round: int) -> None:
         """One honest round, in which everybody counts in full."""
@@ -100,8 +98,8 @@ def test_who_was_away_walks_farther_than_all_others_and_counts_in_full(away: Fed
     assert (found.refused, found.trust) == ({}, dict.fromkeys(range(CLIENTS), 1.0))
     far = [float((one.tensors["backbone"] - away.state["backbone"]).norm()) for one in updates]
     assert far[4] > 1.7 * max(far[:4])
-    without = played.judged(updates, away.directory)  # as if it had not been away
-    assert without.trust.get(4, 0.0) < 1
+    never_away = played.judged(updates, away.directory, calm=lambda _client: 0.0)
+    assert never_away.trust.get(4, 0.0) < 1
 
 
 def walks(by: float) -> Forge:

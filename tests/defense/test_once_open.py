@@ -108,6 +108,28 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
             "methods/baselines/test_fcil.py",
             "test_one_client_of_five_decides_nothing_however_many_images_it_has",
         ),
+        (
+            "methods/baselines/test_fcil.py",
+            "test_a_class_that_is_new_is_a_transition_whatever_one_client_says",
+        ),
+        (RUNS, "test_a_liar_about_signals_costs_fcil_little"),
+    ),
+    "classes swapped where each has few images": (
+        (STATISTICS, "test_few_images_under_the_names_of_other_classes_are_refused"),
+    ),
+    "a lie that is refused and leaves out an honest client under multi_krum": (
+        (STATISTICS, "test_a_liar_that_is_refused_costs_no_honest_client_its_vote"),
+    ),
+    "importances x 1e6 where all are small": (TENSORS,),
+    "buffers where nobody else's move, a size that nobody else has": (
+        (DOORS, "test_what_all_others_leave_where_it_was_is_judged"),
+        (DOORS, "test_a_size_that_nobody_else_has_is_judged"),
+    ),
+    "an older copy of the account of privacy": (
+        (
+            "cli/test_privacy.py",
+            "test_an_older_copy_of_the_account_forgets_no_attempt_at_the_next_round",
+        ),
     ),
     "rows and class means under rules of the literature": (
         ("defense/test_rules.py", "test_rows_are_measured_under_every_rule"),

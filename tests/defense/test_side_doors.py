@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.stream import FederatedStream
-from fedbnn.heads import ExactHead, GaussianHead, LinearHead, exact, gaussian
+from fedbnn.heads import ExactHead, GaussianHead, LinearHead, checks, exact, gaussian
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import StatisticsAggregator
 from fedbnn.methods import METHODS, FedBNN, Method
@@ -190,3 +190,24 @@ def test_what_once_went_through_is_refused(
     assert [*candidates.refused] == [played.updates[-1].client]
     assert candidates.trust == dict.fromkeys((one.client for one in played.updates[:-1]), 1.0)
     assert all(bool(value.isfinite().all()) for value in played.folded(candidates).tensors.values())
+
+
+@pytest.mark.parametrize("still", [0.0, 3.0])
+def test_what_all_others_leave_where_it_was_is_judged(still: float) -> None:
+    """Nobody else moves a statistic of batch norm: one client may, a little, and not at will."""
+
+    def far(by: float) -> list[float]:
+        points = {client: torch.full((4,), still) for client in range(4)}
+        found = checks.apart_in_points(points | {4: points[0] + by}, "points")
+        return [found[client][0] for client in range(5)]
+
+    assert max(far(0.2)) < 1
+    assert far(1e6)[4] > 2
+    assert max(far(1e6)[:4]) < 1
+
+
+def test_a_size_that_nobody_else_has_is_judged() -> None:
+    found = checks.apart_in_size({0: 0.0, 1: 0.0, 2: 1e-9, 3: 0.0}, "size")
+    assert {client: far > 2 for client, (far, _) in found.items()} == {2: True} | dict.fromkeys(
+        (0, 1, 3), False
+    )

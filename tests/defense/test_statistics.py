@@ -163,6 +163,19 @@ def test_a_class_of_the_liar_alone_is_where_the_server_knows_it(
     assert found.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
 
 
+@pytest.mark.parametrize(("far", "counts"), [(1.0, True), (2.0, False), (3.0, False)])
+def test_a_class_of_the_liar_alone_goes_about_as_far_as_those_of_others(
+    tmp_path: Path, far: float, counts: bool
+) -> None:
+    """Under the newest backbone, where those of others hardly move and images scatter by 2."""
+    state = State({"prototypes": torch.zeros(3, WIDTH + 1), **backbones(WIDTH).tensors}, NAMES)
+    sent = [*(lonely(client, held=2) for client in range(CLIENTS - 1))]
+    sent.append(lonely(CLIENTS - 1, moved=(0.0, 0.0, far)))
+    found = Played(exchange(WIDTH), state, sent).judged(sent, tmp_path)
+    assert (found.trust.get(CLIENTS - 1, 0.0) == 1.0) is counts
+    assert [found.trust[client] for client in range(CLIENTS - 1)] == [1.0] * (CLIENTS - 1)
+
+
 @pytest.mark.parametrize("counts", [{}, dict.fromkeys(NAMES, 0), {"a": 0, "b": 0, "c": 94}])
 def test_counts_that_are_not_those_announced_are_refused(
     played: Played, tmp_path: Path, counts: dict[str, int]
@@ -216,8 +229,8 @@ def test_sums_within_a_factor_are_those_within_its_moment(images: int) -> None:
 HEAD = ExactHead(filters=1)
 
 
-def exact_update(client: int, scale: float = 1.0, turn: float = 0.0) -> Update:
-    new, labels = features(client, turn=turn)
+def exact_update(client: int, scale: float = 1.0, turn: float = 0.0, count: int = 90) -> Update:
+    new, labels = features(client, count, turn)
     sums = torch.zeros(3, WIDTH).double().index_add_(0, labels, new * scale)
     tensors = {SUM: sums.float(), "exact.factor": factor(new * scale).float()}
     counts = dict(zip(NAMES, labels.bincount().tolist(), strict=True))
@@ -246,6 +259,32 @@ def test_forged_sums_of_fixed_features_are_refused(
         played = replace(played, state=played.folded(played.judged(updates, tmp_path)))
     assert played.judged(updates, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
     assert [*played.judged(played.forged(EXACT[attack]), tmp_path).refused] == [CLIENTS - 1]
+
+
+@pytest.mark.parametrize("images", [6, 9, 90])
+def test_few_images_under_the_names_of_other_classes_are_refused(
+    tmp_path: Path, images: int
+) -> None:
+    """The mean of two images may lie anywhere; but not every class where another one is."""
+    updates = [exact_update(client, count=images) for client in range(CLIENTS)]
+    played = Played(ExactAggregator(HEAD, WIDTH), State({}, NAMES), updates)
+    assert played.judged(updates, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
+    swapped = [*updates[:-1], exact_update(CLIENTS - 1, turn=1, count=images)]
+    found = played.judged(swapped, tmp_path)
+    assert [*found.refused] == [CLIENTS - 1]
+    assert found.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
+
+
+@pytest.mark.parametrize("rule", ["trimmed_mean", "multi_krum"])
+def test_a_liar_that_is_refused_costs_no_honest_client_its_vote(tmp_path: Path, rule: Any) -> None:
+    """The one of five that is taken to lie has been found: nobody else is left out."""
+    updates = [exact_update(client) for client in range(CLIENTS)]
+    played = Played(ExactAggregator(HEAD, WIDTH), State({}, NAMES), updates)
+    lies = [*updates[:-1], exact_update(CLIENTS - 1, turn=1)]
+    for gate, votes in ((Gate(robust=rule), 4), (Gate(robust=rule, forgers=0.4), 3)):
+        found = played.judged(lies, tmp_path, settings=gate)
+        assert [*found.refused] == [CLIENTS - 1]
+        assert sum(found.trust.values()) == votes
 
 
 def test_the_server_knows_a_class_that_nobody_else_holds(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import figures
-from tests.defense.liars import ABOUT_CLASSES, LIES, Results, Runs, When
+from tests.defense.liars import ABOUT_CLASSES, ABOUT_SIGNALS, LIES, Results, Runs, When
 
 POINTS = 3.0
 WHEN: dict[str, When] = {
@@ -79,6 +79,19 @@ def test_a_forger_of_weights_costs_linear_heads_little(
         forged = of.with_liar("train", LIES[lie], WHEN[when], tmp_path / str(of.seed))
         found.append(costs(forged, *without_lies))
     assert max(map(mean, zip(*found, strict=True))) <= POINTS, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("lie", ABOUT_SIGNALS)
+def test_a_liar_about_signals_costs_fcil_little(
+    lie: str, when: str, runs: Callable[..., Runs], tmp_path: Path
+) -> None:
+    """On every seed: what it says of the model changes no transition to new classes."""
+    for of in (runs("fcil", seed) for seed in LINEAR):
+        forged = of.with_liar("train", ABOUT_SIGNALS[lie], WHEN[when], tmp_path / str(of.seed))
+        found = costs(forged, of.honest())
+        assert max(found) <= POINTS, (of.seed, found)
 
 
 @pytest.mark.slow

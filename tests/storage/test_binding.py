@@ -257,3 +257,24 @@ def test_an_end_of_other_types_is_none(tmp_path: Path, body: Any) -> None:
     with Ledger(run) as ledger:
         assert not runs.finished(ledger)
     assert runs.changed(run) == []
+
+
+def test_what_was_begun_is_counted_in_the_chain_until_it_is_committed(tmp_path: Path) -> None:
+    ours = played(tmp_path / "ours", 0)
+    for times in (1, 2):
+        with Ledger(ours) as ledger:
+            ledger.begin()
+            assert ledger.begun == times
+    with Ledger(ours) as ledger, Ledger(tmp_path / "other") as other:
+        runs.start(other, {"seed": 0})
+        other.branch(ledger, 4)
+        assert (ledger.begun, other.begun) == (2, 0)
+        ledger.commit(5, State({"backbone": torch.zeros(3)}), {}, {"round": 5})
+        assert ledger.begun == 0
+    assert newest(ours) == (5, 0.0, "")
+
+
+def test_before_the_first_round_there_is_no_chain(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.begin()
+        assert (ledger.begun, ledger.latest()) == (0, None)

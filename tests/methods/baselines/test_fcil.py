@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from fedbnn.bayes.flatten import layout_of
+from fedbnn.heads.prototypes import grow
 from fedbnn.images import ImageSet
 from fedbnn.methods.aggregation import MEAN_ITSELF
 from fedbnn.methods.base import Assignment, Replay
@@ -106,14 +107,16 @@ def test_prototypes_are_nearest_to_their_class_mean() -> None:
     assert prototypes(features, torch.tensor([0, 0, 0, 1, 1, 1])).tolist() == [1, 4]
 
 
-def folded(state: State, *signals: list[float], images: int = 4) -> State:
-    """What clients say who agree on all else; the last one has so many images."""
-    fold, weights = ProxyFold(state, MEAN_ITSELF), {"backbone": state["backbone"] + 1}
-    weights |= {name: state[name] for name in ("buffers", "prototypes")}
+def folded(state: State, *signals: list[float], images: int = 4, held: str = "a") -> State:
+    """What clients of a class say who agree on all else; the last one has so many images."""
+    fold = ProxyFold(state, MEAN_ITSELF, FCIL().threshold)
+    weights = {"backbone": state["backbone"] + 1}
+    rows = state["prototypes"][state.index((held,))]
+    weights |= {"buffers": state["buffers"], "prototypes": rows}
     for client, said in enumerate(signals, 1 - len(signals)):
         count = 4 if client else images
         tensors = weights | {SIGNALS: torch.tensor(said)}
-        fold.add(Update("r", 1, "train", client, "", count, {"a": count}, tensors))
+        fold.add(Update("r", 1, "train", client, "", count, {held: count}, tensors))
     return fold.close()
 
 
@@ -125,20 +128,20 @@ def fresh() -> State:
 
 
 def test_the_proxy_keeps_the_best_model_and_retires_it_at_a_transition(fresh) -> None:
-    one = folded(fresh, [0.9, 0.0, 2.0])
-    two = folded(one, [0.8, 0.0, 1.0])
-    three = folded(two, [0.7, 0.0, 1.5])
+    one = folded(fresh, [0.9, 2.0])
+    two = folded(one, [0.8, 1.0])
+    three = folded(two, [0.7, 1.5])
     assert [float(state[f"{BEST}.backbone"][0]) for state in (one, two, three)] == [0, 1, 1]
     assert float(three["fcil.entropy"]) == pytest.approx(0.7)
-    after = folded(three, [1.0, 1.0, 9.0])
+    after = folded(three, [1.0, 9.0])
     assert float(after[f"{OLD}.backbone"][0]) == 1
     assert f"{BEST}.backbone" not in after
-    assert float(folded(after, [0.9, 0.0, 5.0])[f"{BEST}.backbone"][0]) == 4
+    assert float(folded(after, [0.9, 5.0])[f"{BEST}.backbone"][0]) == 4
 
 
-@pytest.mark.parametrize("lie", [[0.0, 1.0, 1e4], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+@pytest.mark.parametrize("lie", [[0.0, 1e4], [1.0, 1e4], [1.0, 0.0], [0.0, 0.0]])
 def test_one_client_of_five_decides_nothing_however_many_images_it_has(fresh, lie) -> None:
-    calm, sudden = ([[e, moved, 2.0] for e in (0.5, 0.6, 0.6, 0.7)] for moved in (0.0, 1.0))
+    calm, sudden = ([[e + rise, 2.0] for e in (0.5, 0.6, 0.6, 0.7)] for rise in (0.0, 0.4))
     before = folded(fresh, *calm)
     after = folded(before, *calm, lie, images=1000)
     assert float(after["fcil.entropy"]) == pytest.approx(0.6)
@@ -148,28 +151,47 @@ def test_one_client_of_five_decides_nothing_however_many_images_it_has(fresh, li
     assert (BEST in moved.notes, OLD in moved.notes) == (False, True)
 
 
+@pytest.mark.parametrize("lie", [[0.001, 0.0], [1.0, 0.0], [1.0, 1e4], [0.0, 0.0]])
+def test_a_class_that_is_new_is_a_transition_whatever_one_client_says(fresh, lie) -> None:
+    """Where all were unsure before, of a task half learnt, entropies cannot rise enough."""
+    unsure = [[e, 1.0] for e in (0.8, 0.85, 0.9, 0.95)]
+    before = folded(fresh, *unsure, [0.9, 1.0])
+    met = grow(before, ("new",), None)
+    for last in ([1.0, 0.7], lie):
+        told = folded(before, *unsure, last)
+        assert (BEST in told.notes, OLD in told.notes) == (True, False)
+        after = folded(met, *([1.0, 0.7] for _ in unsure), last, held="new")
+        assert (BEST in after.notes, OLD in after.notes) == (False, True)
+
+
+def test_the_first_classes_are_no_transition(fresh) -> None:
+    nothing = fresh.having({"prototypes.samples": torch.zeros(1, dtype=torch.float64)})
+    after = folded(nothing, [1.0, 0.7])
+    assert (BEST in after.notes, OLD in after.notes) == (True, False)
+
+
 def test_clients_of_a_single_class_have_no_vote(fresh) -> None:
-    before, sure = folded(fresh, [0.5, 0.0, 2.0]), [0.0, 0.0, 0.0]
-    after = folded(before, sure, sure, sure, [0.9, 1.0, 3.0])
+    before, sure = folded(fresh, [0.5, 2.0]), [0.0, 0.0]
+    after = folded(before, sure, sure, sure, [0.9, 3.0])
     assert (BEST in after.notes, OLD in after.notes) == (False, True)
     assert float(after["fcil.entropy"]) == pytest.approx(0.9)
 
 
 def test_a_round_without_images_leaves_the_proxy_as_it_was(fresh) -> None:
-    before = folded(fresh, [0.9, 0.0, 2.0])
-    after = folded(before, [0.0, 1.0, 0.0], images=0)
+    before = folded(fresh, [0.9, 2.0])
+    after = folded(before, [1.0, 0.0], images=0)
     assert after.notes == before.notes
     assert torch.equal(after["fcil.entropy"], before["fcil.entropy"])
 
 
-@pytest.mark.parametrize("signals", [[1.1, 0, 0], [0.5, 0.5, 0], [0.5, 1, -1]])
+@pytest.mark.parametrize("signals", [[1.1, 0], [-0.1, 0], [0.5, 2e4], [0.5, -1]])
 def test_signals_out_of_range_are_a_defect(signals) -> None:
     update = Update("r", 1, "train", 0, "", 1, {}, {SIGNALS: torch.tensor(signals)})
     assert FCIL().aggregator(State({})).defect(State({}), update) is not None
 
 
 def test_signals_in_range_are_no_defect() -> None:
-    update = Update("r", 1, "train", 0, "", 1, {}, {SIGNALS: torch.tensor([1.0, 1.0, 7.0])})
+    update = Update("r", 1, "train", 0, "", 1, {}, {SIGNALS: torch.tensor([1.0, 7.0])})
     assert FCIL().aggregator(State({})).defect(State({}), update) is None
 
 
@@ -240,7 +262,7 @@ def compensated_loss(replayed: int) -> tuple[float, float, float]:
         network, batch = Classifier(MLP((1, 1, 1), (4,)), 3), torch.randn(6, 1, 1, 1)
     instruction, layout = FitInstruction("r", 1, "train", State({})), layout_of(network.backbone)
     assignment = Assignment(instruction, layout, 0, images.classes, images, None, replayed)
-    terms = Compensated(FCIL(), assignment, network.backbone, images.classes, None, torch.zeros(3))
+    terms = Compensated(FCIL(), assignment, network.backbone, images.classes, None, torch.zeros(2))
     features, logits = network.outputs(batch)
     logits = logits.detach()
     shifted, target = logits - math.log(2), torch.nn.functional.one_hot(images.labels, 3).float()
@@ -267,7 +289,7 @@ def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:
     layout = layout_of(network.backbone)
     assignment = Assignment(instruction, layout, 0, images.classes, images, None)
     method = FCIL()
-    parts = (method, assignment, network.backbone, images.classes, None, torch.zeros(3))
+    parts = (method, assignment, network.backbone, images.classes, None, torch.zeros(2))
     batch, labels = next(iter(images.loader(12, shuffle=False)))
     loss = Compensated(*parts).loss(batch, *network.outputs(batch), labels).detach()
     assert float(loss) == pytest.approx(math.log(4) + 3 * math.log(4 / 3))
