@@ -192,8 +192,8 @@ def _path(found: Any) -> str:
         what = f"a {type(found).__name__} has no name that it could be imported by"
         raise ConfigError(what, fix="define it in a module and give it, or package.module:name")
     if module == "__main__":
-        what = f"{name} is part of this program: workers, and programs that load the model later,"
-        warnings.warn(f"{what} cannot import it; a module of its own can be", stacklevel=4)
+        what = f"{name} is part of this program: no other one can import it to load the model,"
+        warnings.warn(f"{what} as it can from a module of its own", stacklevel=4)
     return f"{module}:{name}"
 
 

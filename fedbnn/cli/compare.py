@@ -14,9 +14,10 @@ from jsonargparse.typing import PositiveInt
 from rich import progress
 from rich.console import Console
 
-from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player
+from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player, can_fork
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
+from fedbnn.config import own
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
@@ -179,6 +180,8 @@ def _rounds(cell: Cell, config: Sequence[str]) -> int:
     So are results of other settings in the place where this cell would leave its own.
     """
     parsed = parse(cell.words(config))
+    if not can_fork():
+        own.refuse_program(parsed.values, "a run in a process of its own")
     if cell.finished:
         with Ledger(cell.directory, EVERY) as ledger:
             run_dir.resume(ledger, parsed.values, MAY_DIFFER)

@@ -14,6 +14,7 @@ from torch import nn
 
 import fedbnn
 from fedbnn import api
+from fedbnn.cli import compare as comparing
 from fedbnn.config.own import imported
 from fedbnn.errors import ConfigError
 from tests.cli.command import final
@@ -123,8 +124,38 @@ def test_what_a_module_holds_goes_by_its_name_there(monkeypatch: pytest.MonkeyPa
     assert imported(api._path(READY)) is READY
     main, mine = sys.modules["__main__"], nn.Linear(3, 3)
     monkeypatch.setattr(main, "mine", mine, raising=False)
-    with pytest.warns(UserWarning, match="mine is part of this program: workers"):
+    with pytest.warns(UserWarning, match="mine is part of this program: no other one"):
         assert api._path(mine) == "__main__:mine"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> type[Tiny]:
+    """A network that is part of the running program, as in a notebook."""
+    made = type("Sketch", (Tiny,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Sketch", made, raising=False)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Sketch is part of this program")
+@pytest.mark.parametrize("engine", ["processes", "flower"])
+def test_a_part_of_the_program_is_refused_to_workers_before_anything_starts(
+    home: Path, program: type[Tiny], engine: str
+) -> None:
+    with pytest.raises(ConfigError, match="__main__:Sketch is part of this program, which workers"):
+        fedbnn.run("tiny.yaml", network=program, engine=engine, run_dir="run")
+    assert not (home / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Sketch is part of this program")
+def test_a_part_of_the_program_is_compared_where_a_run_is_a_fork_and_refused_where_not(
+    home: Path, program: type[Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = fedbnn.compare("tiny.yaml", "fedavg", 1, out=home / "grid", network=program)
+    assert not found.failures
+    monkeypatch.setattr(comparing, "can_fork", lambda: False)
+    with pytest.raises(ConfigError, match="which a run in a process of its own cannot import"):
+        fedbnn.compare("tiny.yaml", "fedavg", 1, out=home / "other", network=program)
+    assert not (home / "other").exists()
 
 
 def test_images_look_strange_before_a_task_begins_and_no_label_says_so(home: Path) -> None:
