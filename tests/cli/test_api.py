@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -86,6 +87,21 @@ def test_it_runs_in_a_thread_and_in_an_event_loop(home: Path, finished: Path) ->
     assert [final(run.directory) for run in runs] == [final(finished)] * 3
 
 
+def test_threads_train_one_after_the_other_to_the_same_bytes(home: Path, finished: Path) -> None:
+    runs: dict[int, api.Run] = {}
+
+    def work(seed: int) -> None:
+        runs[seed] = fedbnn.run("tiny.yaml", seed=seed)
+
+    threads = [Thread(target=work, args=(seed,)) for seed in (0, 1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run.directory for run in runs.values()}) == 3
+    assert final(runs[0].directory) == final(finished)
+
+
 def test_ctrl_c_is_a_keyboard_interrupt_and_the_run_goes_on_to_the_same_end(
     home: Path, finished: Path
 ) -> None:
@@ -126,6 +142,11 @@ def test_what_a_module_holds_goes_by_its_name_there(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(main, "mine", mine, raising=False)
     with pytest.warns(UserWarning, match="mine is part of this program: no other one"):
         assert api._path(mine) == "__main__:mine"
+
+
+def test_numbers_and_arrays_of_numpy_are_settings() -> None:
+    given = {"seed": np.int64(3), "client": {"lr": np.float32(0.5)}, "network.hidden": np.ones(2)}
+    assert [*api._words(given)] == ["--seed=3", "--client.lr=0.5", "--network.hidden=[1.0, 1.0]"]
 
 
 @pytest.fixture
