@@ -26,6 +26,8 @@ from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
+OURS = {"method": "--methods", "method.name": "--methods", "seed": "--seeds", "run_dir": "--out"}
+"""Settings in which the runs of a comparison differ, and what sets them."""
 PLAIN_SECONDS, SPEED_SECONDS = 30.0, 600.0
 
 
@@ -84,6 +86,10 @@ def options(argv: Sequence[str]) -> Namespace:
     add("--sweep", type=_sweep, metavar=metavar, help=about)
     add("--out", help="directory of the comparison (default: runs/compare-NAME)")
     asked = parser.parse_settings(argv)
+    varied = [asked.sweep.key] if asked.sweep else []
+    for key in (*varied, *(key for key, _ in asked.set)):
+        if flag := OURS.get(key.rpartition(":")[2]):
+            raise ConfigError("every run of a comparison has one of its own", key, f"use {flag}")
     special = {key.rpartition(":")[0]: key for key, _ in asked.set if ":" in key}
     if asked.sweep and asked.sweep.method:
         special[asked.sweep.method] = asked.sweep.key

@@ -197,7 +197,7 @@ def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
             made.set_submodule(name, nn.Identity())
         made.width = _seen(made, image_shape)  # type: ignore[assignment]
     elif made.width != (seen := _seen(made, image_shape)):
-        what = f"the network says its width is {made.width!s:.40}, but returns {seen} features"
+        what = f"the network says its width is {made.width!r:.40}, but returns {seen} features"
         raise ConfigError(what, "network", "say what it returns, or leave the width out")
     _refuse_tied(made)
     for name, module in list(made.named_modules()):
