@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.config import own
 from fedbnn.config.parse import restored
-from fedbnn.config.ranges import Count, Positive
+from fedbnn.config.ranges import LONGEST_SIDE, Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
 from fedbnn.config.trust import refuse_code
 from fedbnn.errors import ConfigError, FedBNNError, RunDirectoryError
@@ -42,7 +42,6 @@ _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeE
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
-LONGEST_SIDE = 4096
 TURN = Lock()
 """Threads predict one after the other: a draw of the weights stands in the network meanwhile."""
 
