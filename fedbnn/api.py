@@ -4,7 +4,8 @@
     found.results["class_agnostic"]["avg_fin"], found.table, found.model.predict(image).labels
 
 Settings are those of the YAML files and flags. They work in a script, a thread, a notebook and an
-event loop; signals are handled on the main thread alone, and given back.
+event loop; signals are handled on the main thread alone, and given back. Of several threads one
+trains at a time.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from fedbnn import export
@@ -28,6 +30,8 @@ from fedbnn.report import page
 from fedbnn.storage import run_dir
 
 Config = str | Path | Sequence[str | Path]
+TURN = RLock()
+"""Threads train one after the other: a process has one generator of torch, and one style."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,15 @@ def run(config: Config | None = None, /, **settings: Any) -> Run:
             A network, method or source of your own is an object that can be imported by its name,
             or its import path. `resume="last"` goes on with an interrupted run.
     """
-    parsed = train.parse([*_files(config), *_words(settings)])
-    directory = train.run_directory(parsed)
-    composed = compose(parsed, directory, bool(parsed.flags.resume))
-    try:
-        train.play(composed)
-    except train.Stopped as stopped:
-        raise _ended(stopped) from None
+    words = [*_files(config), *_words(settings)]
+    with TURN:
+        parsed = train.parse(words)
+        directory = train.run_directory(parsed)
+        composed = compose(parsed, directory, bool(parsed.flags.resume))
+        try:
+            train.play(composed)
+        except train.Stopped as stopped:
+            raise _ended(stopped) from None
     return Run(directory, trust=True)
 
 
@@ -152,7 +158,8 @@ def compare(
     extra = [word for pair in _words(settings) for word in ("--set", pair.removeprefix("--"))]
     options = comparing.options([*_files(config), *words, *extra])
     try:
-        grid = comparing.compare(options)
+        with TURN:
+            grid = comparing.compare(options)
     except train.Stopped as stopped:
         raise _ended(stopped) from None
     runs = [Run(cell.directory, trust=True) for cell in grid.cells if cell.finished]
@@ -174,12 +181,12 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as a flag has it; of something importable its import path."""
+    """A value as a flag has it, also of NumPy; of something importable its import path."""
     if isinstance(value, str | Path):
         return str(value)
     try:
-        return json.dumps(value)
-    except TypeError:
+        return json.dumps(value, default=lambda one: one.tolist())
+    except (TypeError, AttributeError):
         return _path(value)
 
 
@@ -192,8 +199,8 @@ def _path(found: Any) -> str:
         what = f"a {type(found).__name__} has no name that it could be imported by"
         raise ConfigError(what, fix="define it in a module and give it, or package.module:name")
     if module == "__main__":
-        what = f"{name} is part of this program: workers, and programs that load the model later,"
-        warnings.warn(f"{what} cannot import it; a module of its own can be", stacklevel=4)
+        what = f"{name} is part of this program: no other one can import it to load the model,"
+        warnings.warn(f"{what} as it can from a module of its own", stacklevel=4)
     return f"{module}:{name}"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.config import own
 from fedbnn.config.parse import restored
-from fedbnn.config.ranges import Count, Positive
+from fedbnn.config.ranges import LONGEST_SIDE, Count, Positive
 from fedbnn.config.schema import Named, Schema, Section, Value
 from fedbnn.config.trust import refuse_code
 from fedbnn.errors import ConfigError, FedBNNError, RunDirectoryError
@@ -41,7 +42,8 @@ _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeE
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
 NAMES = {head: name for name, head in HEADS.items()}
-LONGEST_SIDE = 4096
+TURN = Lock()
+"""Threads predict one after the other: a draw of the weights stands in the network meanwhile."""
 
 
 def preprocess(mean: list[float], deviation: list[Positive]) -> Preprocess:
@@ -139,7 +141,8 @@ class Model:
         pixels = stacked(images, self.card.image_shape)
         labels = torch.zeros(len(pixels), dtype=torch.long)
         shown = ImageSet(pixels, labels, predictor.classes, self.card.preprocess)
-        scores, unknown = predictor.read(shown)
+        with TURN:
+            scores, unknown = predictor.read(shown)
         sampled = scores.softmax(-1)
         mean = sampled.mean(0)
         names = tuple(predictor.classes[place] for place in mean.argmax(-1).tolist())

@@ -14,9 +14,10 @@ from jsonargparse.typing import PositiveInt
 from rich import progress
 from rich.console import Console
 
-from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player
+from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player, can_fork
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
+from fedbnn.config import own
 from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
@@ -25,6 +26,8 @@ from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
+OURS = {"method": "--methods", "method.name": "--methods", "seed": "--seeds", "run_dir": "--out"}
+"""Settings in which the runs of a comparison differ, and what sets them."""
 PLAIN_SECONDS, SPEED_SECONDS = 30.0, 600.0
 
 
@@ -83,6 +86,10 @@ def options(argv: Sequence[str]) -> Namespace:
     add("--sweep", type=_sweep, metavar=metavar, help=about)
     add("--out", help="directory of the comparison (default: runs/compare-NAME)")
     asked = parser.parse_settings(argv)
+    varied = [asked.sweep.key] if asked.sweep else []
+    for key in (*varied, *(key for key, _ in asked.set)):
+        if flag := OURS.get(key.rpartition(":")[2]):
+            raise ConfigError("every run of a comparison has one of its own", key, f"use {flag}")
     special = {key.rpartition(":")[0]: key for key, _ in asked.set if ":" in key}
     if asked.sweep and asked.sweep.method:
         special[asked.sweep.method] = asked.sweep.key
@@ -179,6 +186,8 @@ def _rounds(cell: Cell, config: Sequence[str]) -> int:
     So are results of other settings in the place where this cell would leave its own.
     """
     parsed = parse(cell.words(config))
+    if not can_fork():
+        own.refuse_program(parsed.values, "a run in a process of its own")
     if cell.finished:
         with Ledger(cell.directory, EVERY) as ledger:
             run_dir.resume(ledger, parsed.values, MAY_DIFFER)

@@ -151,6 +151,7 @@ def _engine(parsed: Parsed, runner: ClientRunner, run_dir: Path) -> Engine:
     if name == "serial":
         given |= {"worker": runner}
     else:
+        own.refuse_program(parsed.values, f"workers of engine: {name}")
         given |= {"entry": f"{__name__}:{client_runner.__name__}", "config": parsed.values}
     if name == "processes":
         given |= {"max_megabytes": parsed["gate"]["max_megabytes"], "log": run_dir / "log.txt"}

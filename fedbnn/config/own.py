@@ -9,9 +9,11 @@ constants: they have no posterior, are never sent, and leave the run inside the 
 """
 
 import inspect
+import json
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from importlib import import_module
 from importlib.resources import files
@@ -51,6 +53,13 @@ def imported(path: str) -> Any:
         fix = "write package.module:name of something importable"
         fix = "define it in a module of its own, not in the program" if module == MAIN else fix
         raise ConfigError(what, fix=fix) from error
+
+
+def refuse_program(values: Mapping[str, Any], who: str) -> None:
+    """Refuse parts of the running program, which processes that are started anew do not know."""
+    if found := re.search(rf'"({MAIN}[:.][^"]+)"', json.dumps(values)):
+        what = f"{found[1]} is part of this program, which {who} cannot import"
+        raise ConfigError(what, fix="define it in a module of its own and give that")
 
 
 def network(found: Any) -> Network:
@@ -187,6 +196,9 @@ def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
         if isinstance(last, nn.Linear) and name:
             made.set_submodule(name, nn.Identity())
         made.width = _seen(made, image_shape)  # type: ignore[assignment]
+    elif made.width != (seen := _seen(made, image_shape)):
+        what = f"the network says its width is {made.width!r:.40}, but returns {seen} features"
+        raise ConfigError(what, "network", "say what it returns, or leave the width out")
     _refuse_tied(made)
     for name, module in list(made.named_modules()):
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):

@@ -250,7 +250,8 @@ def _checked(tree: Tree, words: Sequence[str], schema: Schema, flags: Flags) -> 
     names = _names(tree, schema)
     parser = _parser(schema, names, _asked(tree, words))
     try:
-        values = parser.parse_args(list(words), namespace=parser.parse_object(dict(tree)))
+        asked = parser.parse_object(dict(tree), defaults=False)
+        values = parser.parse_args(list(words), namespace=asked)
         parser.validate(values, skip_unset=False)
         built = parser.instantiate(values)
         plain = _plain(values)

@@ -3,6 +3,8 @@
 from math import inf
 from typing import TYPE_CHECKING
 
+LONGEST_SIDE = 4096
+"""Of an image, in pixels."""
 WORDS = {
     "Positive": "a number above 0",
     "NonNegative": "a number of at least 0",
@@ -13,7 +15,7 @@ WORDS = {
     "OpenUnitInterval": "a number between 0 and 1",
     "PositiveInt": "a whole number above 0",
     "NonNegativeInt": "a whole number of at least 0",
-    "Side": "a whole number of at least 4",
+    "Side": f"a whole number from 4 to {LONGEST_SIDE}",
 }
 """How each range is said to people."""
 
@@ -43,4 +45,4 @@ else:
     OpenUnitInterval = typing.OpenUnitInterval
     Count = typing.PositiveInt
     NonNegativeCount = typing.NonNegativeInt
-    Side = typing.restricted_number_type("Side", int, (">=", 4))
+    Side = typing.restricted_number_type("Side", int, [(">=", 4), ("<=", LONGEST_SIDE)])

@@ -247,7 +247,7 @@ def accuracy_matrix(runs: Runs) -> Figure:
 def _draw_matrix(axes: Axes, values: Any, names: Names, small: bool) -> None:
     """A heat map with its numbers written in; what was not evaluated stays empty."""
     axes.imshow(values, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    text: Any = {"ha": "center", "va": "center", "fontsize": 6 if small else 9}
+    text: Any = {"ha": "center", "va": "center", "fontsize": 6 if small else 9, "in_layout": False}
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value) and len(names) <= 12:
             ink = "white" if value < 55 else "black"

@@ -78,6 +78,12 @@ def unannotated():
     return flat()
 
 
+class Boasting(nn.Flatten):
+    """Says that it returns more than it does."""
+
+    width = 65
+
+
 READY = flat()
 FROZEN = flat().requires_grad_(False)
 

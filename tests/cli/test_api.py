@@ -9,11 +9,13 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from torch import nn
 
 import fedbnn
 from fedbnn import api
+from fedbnn.cli import compare as comparing
 from fedbnn.config.own import imported
 from fedbnn.errors import ConfigError
 from tests.cli.command import final
@@ -85,6 +87,21 @@ def test_it_runs_in_a_thread_and_in_an_event_loop(home: Path, finished: Path) ->
     assert [final(run.directory) for run in runs] == [final(finished)] * 3
 
 
+def test_threads_train_one_after_the_other_to_the_same_bytes(home: Path, finished: Path) -> None:
+    runs: dict[int, api.Run] = {}
+
+    def work(seed: int) -> None:
+        runs[seed] = fedbnn.run("tiny.yaml", seed=seed)
+
+    threads = [Thread(target=work, args=(seed,)) for seed in (0, 1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run.directory for run in runs.values()}) == 3
+    assert final(runs[0].directory) == final(finished)
+
+
 def test_ctrl_c_is_a_keyboard_interrupt_and_the_run_goes_on_to_the_same_end(
     home: Path, finished: Path
 ) -> None:
@@ -123,8 +140,43 @@ def test_what_a_module_holds_goes_by_its_name_there(monkeypatch: pytest.MonkeyPa
     assert imported(api._path(READY)) is READY
     main, mine = sys.modules["__main__"], nn.Linear(3, 3)
     monkeypatch.setattr(main, "mine", mine, raising=False)
-    with pytest.warns(UserWarning, match="mine is part of this program: workers"):
+    with pytest.warns(UserWarning, match="mine is part of this program: no other one"):
         assert api._path(mine) == "__main__:mine"
+
+
+def test_numbers_and_arrays_of_numpy_are_settings() -> None:
+    given = {"seed": np.int64(3), "client": {"lr": np.float32(0.5)}, "network.hidden": np.ones(2)}
+    assert [*api._words(given)] == ["--seed=3", "--client.lr=0.5", "--network.hidden=[1.0, 1.0]"]
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> type[Tiny]:
+    """A network that is part of the running program, as in a notebook."""
+    made = type("Sketch", (Tiny,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Sketch", made, raising=False)
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Sketch is part of this program")
+@pytest.mark.parametrize("engine", ["processes", "flower"])
+def test_a_part_of_the_program_is_refused_to_workers_before_anything_starts(
+    home: Path, program: type[Tiny], engine: str
+) -> None:
+    with pytest.raises(ConfigError, match="__main__:Sketch is part of this program, which workers"):
+        fedbnn.run("tiny.yaml", network=program, engine=engine, run_dir="run")
+    assert not (home / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Sketch is part of this program")
+def test_a_part_of_the_program_is_compared_where_a_run_is_a_fork_and_refused_where_not(
+    home: Path, program: type[Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = fedbnn.compare("tiny.yaml", "fedavg", 1, out=home / "grid", network=program)
+    assert not found.failures
+    monkeypatch.setattr(comparing, "can_fork", lambda: False)
+    with pytest.raises(ConfigError, match="which a run in a process of its own cannot import"):
+        fedbnn.compare("tiny.yaml", "fedavg", 1, out=home / "other", network=program)
+    assert not (home / "other").exists()
 
 
 def test_images_look_strange_before_a_task_begins_and_no_label_says_so(home: Path) -> None:

@@ -134,6 +134,7 @@ WRONG = {
     ("--network", "os:system"): "is no network",
     ("--network", f"{HERE}:unannotated"): "is no network",
     ("--network", f"{HERE}:pictures"): "features must be (images, width)",
+    ("--network", f"{HERE}:Boasting"): "says its width is 65, but returns 64 features",
     ("--network", f"{HERE}:Tiny", "--network.dimm", "3"): "did you mean 'network.dim'?",
     ("--network", f"{HERE}:Tiny", "--network.dim", "-3"): "the network cannot be built",
     ("--network", f"{HERE}:Tiny", "--network.weights", "x.pth"): "weights cannot be loaded",

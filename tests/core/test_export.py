@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,17 @@ def test_a_model_needs_a_draw_of_its_weights(tmp_path: Path) -> None:
     for samples in (0, -1):
         with pytest.raises(ConfigError, match="at least 1 is needed"):
             model.predict(torch.zeros(4, 4), samples)
+
+
+def test_threads_that_share_a_model_get_what_one_alone_gets(tmp_path: Path) -> None:
+    backbone = MLP(SHAPE, (5,))
+    model = saved(tmp_path, backbone, state_of(backbone, True, False), head=LinearHead())
+    alone = [model.predict(images().pixels, seed=seed).probabilities for seed in range(4)]
+    model.backbone.register_forward_pre_hook(lambda *_: time.sleep(0.001))  # others come between
+    with ThreadPoolExecutor(4) as threads:
+        several = threads.map(lambda seed: model.predict(images().pixels, seed=seed), range(4))
+        for expected, found in zip(alone, several, strict=True):
+            assert torch.equal(found.probabilities, expected)
 
 
 def test_a_picture_that_breaks_off_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ OUT_OF_RANGE = [
     {"alpha": float("inf")},
     {"samples_per_round": 0},
     {"size": 3},
+    {"size": 4097},
     {"shift": -1},
 ]
 
