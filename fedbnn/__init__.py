@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedbnn.machine import lean_torchmetrics as _lean_torchmetrics  # noqa: F401  (first, before torchmetrics)
 from fedbnn.machine import torchvision_ops as _torchvision_ops  # noqa: F401  (first, before torchvision)
 
 if TYPE_CHECKING:

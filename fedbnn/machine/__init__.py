@@ -1,1 +1,1 @@
-"""The machine below: its devices, its memory, its garbage, and what libraries lack or overdo."""
+"""The machine below: its devices, its memory, its garbage, and what torchvision may lack."""
