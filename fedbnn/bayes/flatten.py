@@ -72,8 +72,7 @@ class Layout:
     def from_parameters(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `by_parameter`: `backbone` (P,) and `prototypes` (C, d + 1), as copies."""
         backbone = {slot.name: named[f"backbone.{slot.name}"] for slot in self.slots}
-        prototypes = torch.cat([named["head.weight"], named["head.bias"][:, None]], 1)
-        return {"backbone": self.flatten(backbone), "prototypes": prototypes.detach()}
+        return {"backbone": self.flatten(backbone), "prototypes": prototypes_of(named)}
 
     def read(self, backbone: nn.Module) -> tuple[Tensor, Tensor]:
         """Weights and running statistics of a backbone as two flat vectors (copies)."""
@@ -103,6 +102,11 @@ class Layout:
         widths = [1.0 if constant else slot.fan_in**-0.5 for slot in self.slots]
         sizes = torch.tensor(self._sizes, dtype=torch.long)
         return gain * torch.tensor(widths).repeat_interleave(sizes)
+
+
+def prototypes_of(named: Mapping[str, Tensor]) -> Tensor:
+    """The prototypes (C, d + 1) among a classifier's parameters by name (a copy)."""
+    return torch.cat([named["head.weight"], named["head.bias"][:, None]], 1).detach()
 
 
 def _classifier(backbone: Mapping[str, Tensor], prototypes: Tensor) -> dict[str, Tensor]:

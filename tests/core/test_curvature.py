@@ -21,7 +21,7 @@ from fedbnn.protocol.messages import FitInstruction, Update, read_update
 from fedbnn.protocol.state import State
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
-from lightning_modules.svi_client import posterior_of
+from lightning_modules.svi_client import inferred
 from tests.core.posteriors import COUNTS, folded, prior_state, update
 from tests.core.small_models import BATCH, SHAPE, small
 
@@ -133,8 +133,7 @@ class Drift:
             optimizer.zero_grad()
             ClosedFormELBO(self.kl_weight)(self.model, self.guide)(images, labels).backward()
             optimizer.step()
-        prior = Gaussian.from_moments(*start)
-        factor = posterior_of(self.model, self.guide, prior, images, self.kl_weight) / prior
+        factor = inferred(self.model, self.guide, start, images, self.kl_weight).factor()
         parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
         return Update("run", 1, "train", 0, "", 2, {}, {**parts, "buffers": torch.zeros(0)})
 
