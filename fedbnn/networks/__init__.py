@@ -48,7 +48,8 @@ class _Window(torch.autograd.Function):
     @staticmethod
     def forward(images: Tensor, weight: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         """The map of 1x1, and the taps that met the images."""
-        met = torch.stack([weight[..., *tap] for tap in _taps(images, begin)], -1).flatten(1)
+        taps = [weight[..., *tap] for tap in _taps(images, begin)]
+        met = torch.stack(taps, -1).flatten(1) if len(taps) > 1 else taps[0]
         return nn.functional.linear(images.flatten(1), met)[..., None, None], met
 
     @staticmethod

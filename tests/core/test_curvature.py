@@ -19,6 +19,7 @@ from fedbnn.methods.importance import fisher_sum
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import FitInstruction, Update, read_update
 from fedbnn.protocol.state import State
+from lightning_modules import svi_client
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
 from lightning_modules.svi_client import inferred
@@ -72,8 +73,7 @@ def test_measuring_changes_neither_means_nor_gradients() -> None:
 
 
 def test_clients_that_know_their_curvature_fold_to_the_pooled_posterior() -> None:
-    """Images x_i ~ N(w, 1 / f) have the curvature f = 2.5, whoever holds them; c is 1 / N for all.
-    """
+    """Images x_i ~ N(w, 1 / f) have the curvature f = 2.5, whoever holds them; c is 1 / N for all."""
     state, source = prior_state(), torch.Generator().manual_seed(4)
     prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
     seen = [torch.randn(sum(c.values()), 5, generator=source).double() for c in COUNTS]
@@ -89,6 +89,27 @@ def test_clients_that_know_their_curvature_fold_to_the_pooled_posterior() -> Non
     found = folded(state, updates)
     torch.testing.assert_close(found["backbone"], pooled.loc, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_factor_of_pieces_is_the_quotient_of_the_whole(
+    learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, in float32; the last piece is shorter."""
+    monkeypatch.setattr(svi_client, "PIECE", 7)
+    backbone = MLP(SHAPE, (5,))
+    model = BayesianModel(backbone, layout_of(backbone))
+    guide = MeanFieldGuide(model, learned)
+    size = model.layout.size + 3 * 6
+    start = torch.randn(size), torch.rand(size) + 0.1
+    model.swap(*start), guide.swap(start[0] + 0.1, start[1] * 0.9)
+    found = inferred(model, guide, start, BATCH[0], torch.rand(size) + 0.1)
+    posterior, prior = found.pair(slice(None))
+    assert torch.equal(prior.precision, start[1].double().pow(-2))
+    whole, factor = posterior / prior, found.factor()
+    assert size % 7
+    for one, other in zip(vars(factor).values(), vars(whole).values(), strict=True):
+        assert torch.equal(one, other.float())
 
 
 # No information, no certainty.
