@@ -73,7 +73,8 @@ def test_measuring_changes_neither_means_nor_gradients() -> None:
 
 
 def test_clients_that_know_their_curvature_fold_to_the_pooled_posterior() -> None:
-    """Images x_i ~ N(w, 1 / f) have the curvature f = 2.5, whoever holds them; c is 1 / N for all."""
+    """Images x_i ~ N(w, 1 / f) have the curvature f = 2.5, whoever holds them; c is 1 / N for all.
+    """
     state, source = prior_state(), torch.Generator().manual_seed(4)
     prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
     seen = [torch.randn(sum(c.values()), 5, generator=source).double() for c in COUNTS]
