@@ -268,7 +268,7 @@ def fit_points(fit: Fit) -> Answer:
     client = PointClient(network, terms, fit.method, fit.local, fit.distillation())
     fit.trainer.fit(client, fit.data, fit.local.epochs)
     weights = layout.from_parameters(dict(network.named_parameters()))
-    weights["buffers"] = layout.read(network.backbone)[1]
+    weights["buffers"] = layout.statistics(network.backbone)
     rows = weights.pop("prototypes")
     if fit.method.shares_prototypes:
         weights["prototypes"] = rows[: fit.assembly.held]

@@ -1,6 +1,6 @@
 """A client whose weights are a posterior: variational inference from the prior it was sent."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.curvature import fisher, informed
 from fedbnn.bayes.elbo import ClosedFormELBO
-from fedbnn.bayes.flatten import Layout
+from fedbnn.bayes.flatten import Layout, prototypes_of
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.machine.devices import CPU, visiting
+from fedbnn.machine.memory import spans
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.protocol.messages import FitInstruction
 from fedbnn.seeds import forked
@@ -21,6 +22,8 @@ from lightning_modules.point_client import UNTRAINED, Answer, ClientModule, Fit,
 
 MOST = 1024
 """Images of a client by which curvature is measured, at even distances among all it has."""
+PIECE = 2**15
+"""Weights of which natural parameters are made at once."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +97,62 @@ def kl_weights(
     if method.kl_per != "round":
         share = images if method.kl_per == "client" else size
         return torch.full((size,), method.temperature / share)
-    rows = [
+    each = [1 / sent.total] + [
         count / (images * sent.class_totals.get(name, count)) if count else 1 / sent.total
         for name, count in counts.items()
     ]
-    by_row = torch.tensor(rows).repeat_interleave(width)
-    return method.temperature * torch.cat([torch.full((backbone,), 1 / sent.total), by_row])
+    weights = method.temperature * torch.tensor(each)
+    return torch.cat([weights[:1].expand(backbone), weights[1:].repeat_interleave(width)])
 
 
-def posterior_of(
+@dataclass(frozen=True)
+class Inferred:
+    """q_0, and q_k as a function of it and of which weights are asked for.
+
+    Natural parameters are made when they are asked for: in float64 those of all weights at once
+    would be several times as many bytes as are sent.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    posterior: Callable[[Gaussian, slice], Gaussian]
+
+    def pair(self, here: slice) -> tuple[Gaussian, Gaussian]:
+        """q_k and q_0 of these weights."""
+        prior = Gaussian.from_moments(self.loc[here], self.scale[here])
+        return self.posterior(prior, here), prior
+
+    def factor(self) -> Gaussian:
+        """l_k = q_k / q_0 of all weights, in float32."""
+        found = Gaussian(torch.empty_like(self.loc), torch.empty_like(self.loc))
+        for here in spans(len(self.loc), PIECE):
+            posterior, prior = self.pair(here)
+            factor = posterior / prior
+            found.precision[here], found.info[here] = factor.precision, factor.info
+        return found
+
+
+def inferred(
     model: BayesianModel,
     guide: MeanFieldGuide,
-    prior: Gaussian,
+    prior: tuple[Tensor, Tensor],
     images: Tensor,
     kl_weight: Tensor,
     device: torch.device = CPU,
-) -> Gaussian:
+) -> Inferred:
     """q_k: the means trained, and scales learned beside them or what the curvature says."""
     loc = guide.loc.detach()
     if guide.log_scale is not None:
-        return Gaussian.from_moments(loc, guide.log_scale.detach().exp())
+        scale = guide.log_scale.detach().exp()
+        return Inferred(*prior, lambda _, here: Gaussian.from_moments(loc[here], scale[here]))
     model.network.eval()
     with visiting(model, device):
         curvature = fisher(model, loc.to(device), images.to(device)).cpu()
-    return informed(prior, loc, curvature, kl_weight)
+
+    def learnt(q_0: Gaussian, here: slice) -> Gaussian:
+        return informed(q_0, loc[here], curvature[here], kl_weight[here])
+
+    return Inferred(*prior, learnt)
 
 
 def _shown(fit: Fit) -> Tensor:
@@ -149,19 +184,19 @@ class PosteriorFit:
             self.model.distillation.swap(state["backbone"], state["buffers"])
         client = SVIClient(self.model, self.guide, start, weights, self.method, fit.local)
         fit.trainer.fit(client, fit.data, fit.local.epochs)
-        prior, meter = Gaussian.from_moments(start.loc, start.scale), client.meter
+        meter, prior = client.meter, (start.loc, start.scale)
         meter.start()
         shown, device = _shown(fit), fit.trainer.device
-        posterior = posterior_of(self.model, self.guide, prior, shown, weights, device)
+        found = inferred(self.model, self.guide, prior, shown, weights, device)
         meter.stop()
         del client.elbo  # as large as the network; a used Trainer keeps its module for a while
-        answer = self._answer(fit, prior, posterior)
+        answer = self._answer(fit, found)
         return replace(answer, seconds=warm + meter.seconds, train=meter.train)
 
     def _start(self, fit: Fit) -> Start:
         """The flat prior of backbone and prototypes, and the guide's start with them warmed up."""
         state, assembly = fit.assignment.instruction.state, fit.assembly
-        warmed = self.layout.from_parameters(dict(fit.network.named_parameters()))["prototypes"]
+        warmed = prototypes_of(dict(fit.network.named_parameters()))
         loc = torch.cat([state["backbone"], assembly.rows.reshape(-1)])
         guide_loc = torch.cat([state["backbone"], warmed.reshape(-1)])
         widest = self.method.row_scale(self.method.scale_gain, assembly.rows.shape[1])
@@ -170,17 +205,16 @@ class PosteriorFit:
         scale, guide_scale = both
         return Start(loc, scale, guide_loc, guide_scale)
 
-    def _answer(self, fit: Fit, prior: Gaussian, posterior: Gaussian) -> Answer:
+    def _answer(self, fit: Fit, found: Inferred) -> Answer:
         """l_k = q_k / q_0 in natural parameters, float32, with running statistics beside it."""
-        factor = posterior / prior
-        parts = {"precision": factor.precision.float(), "info": factor.info.float()}
         size, width, held = self.layout.size, self.model.features + 1, fit.assembly.held
+        parts = vars(found.factor())
         sent = {f"backbone.{name}": value[:size] for name, value in parts.items()}
-        sent["buffers"] = self.layout.read(fit.network.backbone)[1]
+        sent["buffers"] = self.layout.statistics(fit.network.backbone)
         if not self.method.shares_prototypes:
+            posterior, _ = found.pair(slice(size, None))
             own = {"prototypes": posterior.loc.float(), "prototypes.scale": posterior.scale.float()}
-            rows = {name: value[size:].view(-1, width) for name, value in own.items()}
-            return Answer(sent, fit.keep(rows))
+            return Answer(sent, fit.keep({n: value.view(-1, width) for n, value in own.items()}))
         for name, value in parts.items():
             sent[f"prototypes.{name}"] = value[size:].view(-1, width)[:held]
         return Answer(sent)

@@ -15,8 +15,12 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
+from fedbnn.machine.memory import spans
+
 SITE = "weights"
 """The one latent site: all weights in one vector."""
+PIECE = 2**16
+"""Weights whose part in the KL is found at once."""
 
 
 class Draw(torch.autograd.Function):
@@ -77,18 +81,21 @@ class WeightedKL(torch.autograd.Function):
     def forward(
         ctx: Any, loc: Tensor, log_scale: Tensor | None, prior: Weights, weight: Tensor
     ) -> Tensor:
-        """The weighted sum, and its gradients for later; inner products write nothing."""
+        """The weighted sum, and its gradients for later: on a CPU some weights at a time."""
         weights = torch.as_tensor(weight, dtype=loc.dtype, device=loc.device).expand_as(loc)
-        distance = (loc - prior.loc).div_(prior.scale)
-        pull = distance * weights
-        total = torch.dot(pull, distance)
-        gradients = [pull.div_(prior.scale)]
-        if log_scale is not None:
-            assert prior.log_scale is not None
-            twice = (log_scale - prior.log_scale).mul_(2)
-            growth = torch.expm1(twice)
-            total += torch.dot(torch.sub(growth, twice, out=twice), weights)
-            gradients.append(growth.mul_(weights))
+        gradients = [torch.empty_like(one) for one in (loc, log_scale) if one is not None]
+        total = loc.new_zeros(())
+        for here in spans(len(loc), PIECE if loc.device.type == "cpu" else len(loc)):
+            pull, scale = gradients[0][here], prior.scale[here]
+            distance = (loc[here] - prior.loc[here]).div_(scale)
+            total += torch.dot(torch.mul(distance, weights[here], out=pull), distance)
+            pull.div_(scale)
+            if log_scale is not None:
+                assert prior.log_scale is not None
+                twice = (log_scale[here] - prior.log_scale[here]).mul_(2)
+                growth = torch.expm1(twice, out=gradients[1][here])
+                total += torch.dot(torch.sub(growth, twice, out=twice), weights[here])
+                growth.mul_(weights[here])
         ctx.save_for_backward(*gradients)
         return total.mul_(0.5)
 

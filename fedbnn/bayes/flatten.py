@@ -6,7 +6,7 @@ maps both to the parameters of a module and back.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,14 +39,20 @@ class Layout:
     @property
     def size(self) -> int:
         """Number of weights."""
-        return sum(slot.shape.numel() for slot in self.slots)
+        return sum(self._sizes)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Parameters of the backbone by name, as views into the vector.
 
         One split, not a slice per slot: the gradient of a slice is a zero vector of full size.
         """
-        parts = vector.split([slot.shape.numel() for slot in self.slots])
+        return self._named(vector.split(self._sizes))
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [slot.shape.numel() for slot in self.slots]
+
+    def _named(self, parts: Iterable[Tensor]) -> dict[str, Tensor]:
         return {s.name: part.view(s.shape) for s, part in zip(self.slots, parts, strict=True)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -56,21 +62,27 @@ class Layout:
 
     def by_parameter(self, backbone: Tensor, prototypes: Tensor) -> dict[str, Tensor]:
         """A flat backbone and prototypes, by the names of a classifier's parameters."""
-        named = {f"backbone.{name}": value for name, value in self.views(backbone).items()}
-        return {**named, "head.weight": prototypes[:, :-1], "head.bias": prototypes[:, -1]}
+        return _classifier(self.views(backbone), prototypes)
+
+    def by_parameter_of(self, whole: Tensor) -> dict[str, Tensor]:
+        """The same of one vector that ends in the prototypes row by row, with one split."""
+        *parts, rows = whole.split([*self._sizes, len(whole) - self.size])
+        return _classifier(self._named(parts), rows.view(-1, self.width + 1))
 
     def from_parameters(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `by_parameter`: `backbone` (P,) and `prototypes` (C, d + 1), as copies."""
         backbone = {slot.name: named[f"backbone.{slot.name}"] for slot in self.slots}
-        prototypes = torch.cat([named["head.weight"], named["head.bias"][:, None]], 1)
-        return {"backbone": self.flatten(backbone), "prototypes": prototypes.detach()}
+        return {"backbone": self.flatten(backbone), "prototypes": prototypes_of(named)}
 
     def read(self, backbone: nn.Module) -> tuple[Tensor, Tensor]:
         """Weights and running statistics of a backbone as two flat vectors (copies)."""
+        return self.flatten(dict(backbone.named_parameters())), self.statistics(backbone)
+
+    def statistics(self, backbone: nn.Module) -> Tensor:
+        """The running statistics of a backbone alone (a copy)."""
         named = dict(backbone.named_buffers())
-        statistics = [named[name].detach().float().reshape(-1) for name in self.buffers]
-        weights = self.flatten(dict(backbone.named_parameters()))
-        return weights, torch.cat(statistics) if statistics else torch.zeros(0)
+        found = [named[name].detach().float().reshape(-1) for name in self.buffers]
+        return torch.cat(found) if found else torch.zeros(0)
 
     def write(self, backbone: nn.Module, weights: Tensor, buffers: Tensor) -> None:
         """Set weights and running statistics of a backbone from two flat vectors."""
@@ -88,8 +100,19 @@ class Layout:
     def initial_scale(self, gain: float, constant: bool = False) -> Tensor:
         """Initial posterior scale of each weight: gain / sqrt(fan_in) of its layer, or `gain`."""
         widths = [1.0 if constant else slot.fan_in**-0.5 for slot in self.slots]
-        sizes = torch.tensor([slot.shape.numel() for slot in self.slots], dtype=torch.long)
+        sizes = torch.tensor(self._sizes, dtype=torch.long)
         return gain * torch.tensor(widths).repeat_interleave(sizes)
+
+
+def prototypes_of(named: Mapping[str, Tensor]) -> Tensor:
+    """The prototypes (C, d + 1) among a classifier's parameters by name (a copy)."""
+    return torch.cat([named["head.weight"], named["head.bias"][:, None]], 1).detach()
+
+
+def _classifier(backbone: Mapping[str, Tensor], prototypes: Tensor) -> dict[str, Tensor]:
+    """Parameters of a backbone and prototypes, by the names of a classifier's parameters."""
+    named = {f"backbone.{name}": value for name, value in backbone.items()}
+    return {**named, "head.weight": prototypes[:, :-1], "head.bias": prototypes[:, -1]}
 
 
 def layout_of(backbone: nn.Module) -> Layout:

@@ -64,8 +64,7 @@ class BayesianModel(PyroModule):
 
     def outputs(self, flat: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features and f(x; w)."""
-        backbone, rows = flat.split([self.layout.size, len(flat) - self.layout.size])
-        named = self.layout.by_parameter(backbone, rows.view(-1, self.features + 1))
+        named = self.layout.by_parameter_of(flat)
         found = functional_call(self.network, named, (images,), tie_weights=False)
         return cast(tuple[Tensor, Tensor], found)
 

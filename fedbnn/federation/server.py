@@ -1,5 +1,6 @@
 """The loop of the server, whatever the engine: send the prior, collect, gate, fold, commit."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from fedbnn.heads import ExactHead, GaussianHead, exact, gaussian
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import StatisticsAggregator
 from fedbnn.machine import memory
-from fedbnn.methods.aggregation import Aggregator
+from fedbnn.methods.aggregation import Aggregator, largest
 from fedbnn.methods.base import Consolidation
 from fedbnn.methods.fedbnn import FactorAggregator
 from fedbnn.protocol.state import State
@@ -107,7 +108,7 @@ def _due(federation: Federation, number: int) -> Consolidation | None:
 def _finite(state: State, number: int) -> State:
     """The state, if every number in it is one."""
     for name, tensor in state.tensors.items():
-        if not bool(tensor.isfinite().all()):
+        if not math.isfinite(largest(tensor)):
             fix = "lower client.lr or method.scale_lr; the rounds before it are kept"
             raise NumericalError(f"{name} is not finite after round {number}", "fold", fix)
     return state

@@ -63,9 +63,20 @@ class Moments:
 
     def residual(self, drift: Tensor) -> Tensor:
         """E, the covariance of what a map leaves over."""
-        explained = drift.T @ self.cross
-        scatter = self.outer - explained - explained.T + drift.T @ self.inner @ drift
-        return (scatter + scatter.T) / (2 * self.images.clamp_min(1e-300))
+        return self.carried(drift)
+
+    def carried(
+        self, drift: Tensor, scatter: Tensor | float = 0.0, weight: Tensor | float = 1.0
+    ) -> Tensor:
+        """W_d^T S W_d + v E in two products, for n E is the symmetric part of C + W^T (A W - 2 B).
+
+        W_d is a map without its last row.
+        """
+        share = weight / self.images if self.images else 0.0
+        inner = share * self.inner
+        inner[:-1, :-1] += scatter
+        found = share * self.outer + drift.T @ (inner @ drift - 2 * share * self.cross)
+        return (found + found.T) / 2
 
     def moved(self, step: Tensor, left_over: Tensor) -> "Moments":
         """The same images with [f 1] V in the place of f, whose covariance E_V is put back."""
@@ -177,8 +188,7 @@ class Anchored:
         """Where the classes lie under the backbone of now."""
         known, drift = self.known, self.drift
         mean = torch.where(known.count[:, None] > 0, affine(known.mean, drift) + self.residual, 0.0)
-        scatter = drift[:-1].T @ known.scatter @ drift[:-1]
-        scatter = scatter + known.weight * self.moments.residual(drift)
+        scatter = self.moments.carried(drift, known.scatter, known.weight)
         return replace(known, mean=mean, scatter=scatter)
 
     def renewed(self) -> "Anchored":

@@ -14,13 +14,16 @@ it p times, goes p times as far only where they say little, and not at all where
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.machine.memory import spans
 from fedbnn.methods.aggregation import WeightedMean, extrapolated, tempered
 from fedbnn.protocol.messages import Update, class_counts
 from fedbnn.protocol.state import State
@@ -51,7 +54,7 @@ class Scaled:
         """Clients count by their images, n_k."""
         return samples
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+    def summands(self, prior: Callable[[], Gaussian], factor: Gaussian) -> Pair:
         """The two tensors of which the weighted sum is kept: the factor itself."""
         return factor.precision, factor.info
 
@@ -96,10 +99,11 @@ class Moments(Scaled):
 
     spread: bool = True
 
-    def summands(self, prior: Gaussian, factor: Gaussian) -> Pair:
+    def summands(self, prior: Callable[[], Gaussian], factor: Gaussian) -> Pair:
         """First and second moment about the prior mean, where the subtraction loses nothing."""
-        client = prior * factor
-        shift = client.loc - prior.loc
+        start = prior()
+        client = start * factor
+        shift = client.loc - start.loc
         variance = client.precision.reciprocal()
         return shift, variance + shift.square() if self.spread else variance
 
@@ -117,13 +121,13 @@ FOLDS: Mapping[str, type[Scaled]] = {"scaled": Scaled, "product": Product, "mome
 class GaussianSums:
     """The running sums of rows of weights, each row with its own weight; a backbone is one row.
 
-    All is done a stretch of columns at a time: what float64 needs in between stays in the cache.
+    All is done a stretch of columns at a time, the prior too: what float64 needs in between stays
+    in the cache.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, rule: Scaled) -> None:
         self.loc, self.scale, self.rule = loc, scale, rule
-        self.prior = Gaussian.from_moments(loc, scale)
-        self.first = torch.zeros_like(self.prior.precision)
+        self.first = torch.zeros_like(loc, dtype=torch.float64)
         self.second = torch.zeros_like(self.first)
         self.total = torch.zeros(len(loc), 1, dtype=torch.float64)
 
@@ -131,26 +135,26 @@ class GaussianSums:
         """Add one client's factors of these rows (None: the one there is) with so many images."""
         weight = self.rule.weight(samples).view(-1, 1)
         index = torch.arange(1) if rows is None else rows
-        for part in self._stretches():
+        for part in spans(self.loc.shape[1], STRETCH):
             here = (slice(None) if rows is None else rows, part)
             own = Gaussian(factor.precision[:, part].double(), factor.info[:, part].double())
-            first, second = self.rule.summands(self.prior[here], own)
+            first, second = self.rule.summands(partial(self._prior, here), own)
             for total, value in ((self.first, first), (self.second, second)):
                 total[:, part].index_add_(0, index, weight * value)
         self.total.index_add_(0, index, weight)
 
-    def _stretches(self) -> Iterator[slice]:
-        """All columns, some at a time."""
-        return (slice(at, at + STRETCH) for at in range(0, self.loc.shape[1], STRETCH))
+    def _prior(self, here: Any) -> Gaussian:
+        """q_0 of some rows and columns."""
+        return Gaussian.from_moments(self.loc[here], self.scale[here])
 
     def value(self) -> Pair:
         """The folded location and scale; rows nobody added to stay as they were, bit for bit."""
         met = self.total[:, 0] > 0
         loc, scale = self.loc.clone(), self.scale.clone()
-        for part in self._stretches() if bool(met.any()) else ():
+        for part in spans(self.loc.shape[1], STRETCH) if bool(met.any()) else ():
             here = (slice(None) if bool(met.all()) else met, part)
             sums = self.first[here], self.second[here], self.total[here[0]]
-            new_loc, new_scale = self.rule.posterior(self.prior[here], *sums)
+            new_loc, new_scale = self.rule.posterior(self._prior(here), *sums)
             loc[here], scale[here] = new_loc.to(loc.dtype), new_scale.to(scale.dtype)
         return loc, scale
 

@@ -21,9 +21,10 @@ from fedbnn.methods.importance import fisher_sum
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import FitInstruction, Update, read_update
 from fedbnn.protocol.state import State
+from lightning_modules import svi_client
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
-from lightning_modules.svi_client import posterior_of
+from lightning_modules.svi_client import inferred
 from tests.core.posteriors import COUNTS, folded, prior_state, update
 from tests.core.small_models import BATCH, SHAPE, small
 
@@ -93,6 +94,27 @@ def test_clients_that_know_their_curvature_fold_to_the_pooled_posterior() -> Non
     torch.testing.assert_close(found["backbone.scale"], pooled.scale, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_factor_of_pieces_is_the_quotient_of_the_whole(
+    learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, in float32; the last piece is shorter."""
+    monkeypatch.setattr(svi_client, "PIECE", 7)
+    backbone = MLP(SHAPE, (5,))
+    model = BayesianModel(backbone, layout_of(backbone))
+    guide = MeanFieldGuide(model, learned)
+    size = model.layout.size + 3 * 6
+    start = torch.randn(size), torch.rand(size) + 0.1
+    model.swap(*start), guide.swap(start[0] + 0.1, start[1] * 0.9)
+    found = inferred(model, guide, start, BATCH[0], torch.rand(size) + 0.1)
+    posterior, prior = found.pair(slice(None))
+    assert torch.equal(prior.precision, start[1].double().pow(-2))
+    whole, factor = posterior / prior, found.factor()
+    assert size % 7
+    for one, other in zip(vars(factor).values(), vars(whole).values(), strict=True):
+        assert torch.equal(one, other.float())
+
+
 # No information, no certainty.
 
 
@@ -135,8 +157,7 @@ class Drift:
             optimizer.zero_grad()
             ClosedFormELBO(self.kl_weight)(self.model, self.guide)(images, labels).backward()
             optimizer.step()
-        prior = Gaussian.from_moments(*start)
-        factor = posterior_of(self.model, self.guide, prior, images, self.kl_weight) / prior
+        factor = inferred(self.model, self.guide, start, images, self.kl_weight).factor()
         parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
         return Update("run", 1, "train", 0, "", 2, {}, {**parts, "buffers": torch.zeros(0)})
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
+from fedbnn.bayes import elbo
 from fedbnn.bayes.elbo import WeightedKL, Weights
 from tests.core.small_models import kl_by_weight, small
 
@@ -111,3 +112,20 @@ def test_weighted_kl_is_the_sum_that_autograd_knows(scalar: bool) -> None:
         torch.autograd.grad(found, (loc, log_scale)),
         torch.autograd.grad(reference, (loc, log_scale)),
     )
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_kl_of_pieces_is_that_of_the_whole(
+    learned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients to the last bit, the sum up to rounding; the last piece is shorter."""
+    loc, log_scale, prior, weight = random_kl(50)
+    leaves = (loc, log_scale) if learned else (loc,)
+    found = []
+    for piece in (50, 7):
+        monkeypatch.setattr(elbo, "PIECE", piece)
+        total = WeightedKL.apply(loc, log_scale if learned else None, prior, weight)
+        found.append((total, torch.cat(torch.autograd.grad(total, leaves))))
+    (whole, gradient), (pieces, by_piece) = found
+    torch.testing.assert_close(pieces, whole)
+    assert torch.equal(by_piece, gradient)
