@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from fedbnn.bayes.curvature import fisher, informed
 from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout, prototypes_of
-from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.gaussian import Gaussian, spans
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.machine.devices import CPU, visiting
-from fedbnn.machine.memory import spans
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.protocol.messages import FitInstruction
 from fedbnn.seeds import forked

@@ -15,7 +15,7 @@ from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor
 
-from fedbnn.machine.memory import spans
+from fedbnn.bayes.gaussian import spans
 
 SITE = "weights"
 """The one latent site: all weights in one vector."""

@@ -9,6 +9,7 @@ A density N(m, s^2) is kept as precision L = 1 / s^2 and information e = L m. Th
 A quotient may honestly have negative precision: it is a likelihood factor, not a density.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,3 +62,8 @@ class Gaussian:
         precision = torch.maximum(self.precision + factor.precision, floor * self.precision)
         loc = self.loc + (factor.info - factor.precision * self.loc) / precision
         return Gaussian(precision, precision * loc)
+
+
+def spans(length: int, most: int) -> Iterator[slice]:
+    """All places of a long vector, some at a time: what is made of few stays in the cache."""
+    return (slice(at, at + most) for at in range(0, length, most))

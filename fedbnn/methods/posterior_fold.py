@@ -22,8 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.machine.memory import spans
+from fedbnn.bayes.gaussian import Gaussian, spans
 from fedbnn.methods.aggregation import WeightedMean, extrapolated, tempered
 from fedbnn.protocol.messages import Update, class_counts
 from fedbnn.protocol.state import State
