@@ -159,7 +159,7 @@ class Candidates:
 
     def _checked(self, reply: FitResult, call: ExpectedUpdate) -> Update:
         """The update, after every check that needs no other client."""
-        self._sized(reply.update)
+        self.sized(reply.update)
         update = read_update(reply.update)
         _addressed(update, call)
         self._hear(update, reply)
@@ -173,7 +173,8 @@ class Candidates:
             self._kept(own, call, reply.client)
         return update
 
-    def _sized(self, payload: bytes) -> None:
+    def sized(self, payload: bytes) -> None:
+        """Raise `Refused` for more bytes than are read."""
         size, cap = len(payload) / 2**20, self.gate.max_megabytes
         if size > cap:
             raise Refused(f"too large: {size:.1f} MB, the cap is {cap:g} MB")
@@ -181,7 +182,7 @@ class Candidates:
     def _kept(self, payload: bytes, call: ExpectedUpdate, client: int) -> None:
         """What a client wants to get back the next time is as good as what it sends."""
         try:
-            self._sized(payload)
+            self.sized(payload)
             own = State.from_bytes(payload)
             if len(set(own.classes)) < len(own.classes):
                 raise Refused("a class is named twice")

@@ -150,6 +150,7 @@ def keep_late(federation: Federation, answer: FitResult, candidates: Candidates)
     """An answer to an earlier round waits on disk for the next one, unless that is too late."""
     folded = candidates.call.round + 1
     try:
+        candidates.sized(answer.update)
         order = late.check(answer, federation.asked, folded, federation.late.rounds)
         federation.ledger.keep_late(folded, answer.client, answer.update)
         order.owing.discard(answer.client)

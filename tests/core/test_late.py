@@ -47,10 +47,16 @@ def likelihood(answer: Answer) -> Answer:
 
 
 class Slow:
-    """An engine whose client needs so many rounds for what it was asked in one of them."""
+    """An engine whose client needs so many rounds for what it was asked in one of them.
 
-    def __init__(self, engine: Engine, round: int, client: int, delay: int, stop: int = 0) -> None:
+    Then it comes with so many `more` numbers.
+    """
+
+    def __init__(
+        self, engine: Engine, round: int, client: int, delay: int, stop: int = 0, more: int = 0
+    ) -> None:
         self.engine, self.slow, self.comes, self.stop = engine, (round, client), round + delay, stop
+        self.more = more
         self.held: list[Answer] = []
 
     def gather(self, payload: bytes, clients: Sequence[int], private: Private) -> Iterator[Answer]:
@@ -66,10 +72,17 @@ class Slow:
         if number == self.comes:
             for one in self.held:
                 assert isinstance(one, FitResult)
-                yield replace(one, late=True)
+                yield replace(one, late=True, update=_longer(one.update, self.more))
 
     def close(self) -> None:
         self.engine.close()
+
+
+def _longer(payload: bytes, more: int) -> bytes:
+    """An update with one more tensor, of so many numbers."""
+    update = read_update(payload)
+    tensors = {**update.tensors, "more": torch.zeros(more)} if more else update.tensors
+    return replace(update, tensors=tensors).to_bytes()
 
 
 @pytest.fixture
@@ -96,10 +109,12 @@ Turns = Callable[..., tuple["Noted", State]]
 def play(federate: Federate, stream: Short, slow: tuple[int, int]) -> Play:
     """A federation with one slow client, and the state it ends with."""
 
-    def played(delay: int, stop: int = 0, **parts: object) -> tuple[Federation, State]:
+    def played(
+        delay: int, stop: int = 0, more: int = 0, **parts: object
+    ) -> tuple[Federation, State]:
         how = {"gate": Gate(influence_cap=None), "late": Late("fold"), **parts}
         federation, initial = federate(PRODUCT, local=FAST, stream=stream, **how)
-        engine = Slow(federation.engine, *slow, delay, stop)
+        engine = Slow(federation.engine, *slow, delay, stop, more)
         federation = replace(federation, engine=engine)
         try:
             return federation, server.run(federation, initial)
@@ -156,6 +171,17 @@ def test_what_comes_too_late_is_refused_by_name(play: Play, slow: tuple[int, int
     noted, (number, client) = Noted(), slow
     play(delay=1, watchers=[noted], late=Late("fold", max_staleness=1))
     assert noted.records[number + 1]["refused"] == {str(client): "2 rounds late, the most is 1"}
+
+
+def test_what_is_too_large_is_refused_before_it_waits_on_disk(
+    play: Play, slow: tuple[int, int]
+) -> None:
+    noted, number, gate = Noted(), slow[0], Gate(influence_cap=None, max_megabytes=1.0)
+    federation, _ = play(delay=1, more=2**19, watchers=[noted], gate=gate)
+    [reason] = noted.records[number + 1]["refused"].values()
+    assert str(reason).startswith("too large: 2.")
+    assert not federation.ledger.late(number + 2)
+    assert not any(one["late"] for one in noted.records.values())
 
 
 TURNS = {1: (0, 1), 2: (0, 2), 3: (0, 3), 4: (1, 2)}
