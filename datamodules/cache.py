@@ -171,7 +171,7 @@ def _decode(name: str, split: Split, size: Side, stem: Path, shape: Shape) -> Hi
     with open(f"{stem}_pixels.npy", "wb") as file, ThreadPoolExecutor() as pool:
         np.lib.format.write_array_header_1_0(file, header)
         steps = range(0, count, AT_ONCE)
-        for start in track(steps, title, console=console, disable=not console.is_terminal):
+        for start in track(steps, title, console=console, disable=not sys.stderr.isatty()):
             numbers = range(start, min(start + AT_ONCE, count))
             batch = np.stack(list(pool.map(lambda i: split.read(i, size, shape), numbers)))
             file.write(batch.tobytes())

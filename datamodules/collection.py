@@ -4,9 +4,9 @@ In a domain-incremental stream a task shifts all images; in a domain an image al
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -107,17 +107,30 @@ def collect(
     labels = task_labels(incremental, tables, tasks, domains)
     groups = {name: classes[group.start : group.stop] for name, group in labels.items()}
     if incremental == "class":
-        groups = {spoken_name(own) or name: own for name, own in groups.items()}
+        groups = spoken(groups)
     named = tuple(Task(name, own) for name, own in groups.items())
     look = common_preprocess(tables)
     return Collection(classes, named, (*labels.values(),), domains, train, test, look)
 
 
-def spoken_name(classes: Sequence[str]) -> str:
-    """What people call these classes, if it is words and few: `cat, dog`."""
-    names = [name.partition("/")[2].replace("_", " ") for name in classes]
-    said = ", ".join(names)
-    return said if len(said) <= LONGEST and not any(map(str.isdecimal, names)) else ""
+def spoken(groups: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Groups of classes by what people call them, if it is short and tells them apart: `cat, dog`.
+
+    Classes that are only counted, 0, 1, 2, ..., keep the name of their places.
+    """
+    plain = [[_plain(name) for name in own] for own in groups.values()]
+    every = sorted(chain.from_iterable(plain))
+    counted = every == sorted(map(str, range(len(every))))
+    said = [", ".join(own) for own in plain]
+    once = len(set(said)) == len(said)
+    short = [len(words) <= LONGEST and once and not counted for words in said]
+    named = zip(groups.items(), said, short, strict=True)
+    return {words if take else place: own for (place, own), words, take in named}
+
+
+def _plain(name: str) -> str:
+    """`pets/guinea_pig` -> `guinea pig`."""
+    return name.partition("/")[2].replace("_", " ")
 
 
 def task_labels(

@@ -25,14 +25,17 @@ import torch
 from datamodules import cache
 from datamodules.cache import Located, Original, Split, Table
 from datamodules.collection import Collection, Pool
-from datamodules.own_data import in_memory, items, labels_of, numbered
 from datamodules.scenarios import Integers, draws, require
 from datamodules.sources import (
     FOLDER,
     SOURCES,
     DatasetRegistry,
+    in_memory,
     is_path,
+    items,
     labelled,
+    labels_of,
+    numbered,
     short_name,
 )
 from fedbnn.config.own import imported

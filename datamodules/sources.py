@@ -1,8 +1,9 @@
-"""Name -> images and labels: data sets as published, read by torchvision, and image folders.
+"""Name -> images and labels: data sets as published, read by torchvision, image folders, your own.
 
 To add a data set, write its reading and name it at the end of this file.
 """
 
+import hashlib
 import http.client
 import io
 import pickle
@@ -23,10 +24,10 @@ from torchvision.datasets.utils import download_and_extract_archive
 
 from datamodules import cache
 from datamodules.cache import Located, Original, Split, Table
-from datamodules.own_data import own_data
 from datamodules.scenarios import require
+from fedbnn.config.own import imported
 from fedbnn.errors import DataError, did_you_mean
-from fedbnn.images import below
+from fedbnn.images import Array, as_picture, below
 
 FOLDER = "folder:"
 SECONDS_OF_SILENCE = 20.0
@@ -248,6 +249,83 @@ def _words(file: Path, wnids: list[str]) -> tuple[str, ...]:
     return tuple(name if names.count(name) == 1 else wnid for name, wnid in pairs)
 
 
+def own_data(source: str) -> Located:
+    """What an import path leads to, or what that returns when it is called.
+
+    A torch Dataset of (image, label), two of them (train, test), or a LightningDataModule; of one
+    alone a fixed fifth of each class is the test. They are read at every start: only their pixels
+    can tell whether they are those of the cache.
+    """
+    found = imported(source)
+    try:
+        original = _own_original(found() if callable(found) else found)
+    except Exception as error:  # the border to the user's own code, which may raise anything
+        what = f"{source} gives no images: {error or type(error).__name__}"
+        fix = "return a torch Dataset of (image, label), or a pair of them, train and test"
+        raise DataError(what, "stream.sources", fix) from error
+    return in_memory(original)
+
+
+def in_memory(original: Original) -> Located:
+    """A data set whose images are arrays: its fingerprint is the digest of all of them."""
+    digest = hashlib.sha256(repr(original.classes).encode())
+    for split in (original.train, original.test):
+        digest.update(split.labels.tobytes())
+        for image in split.images:
+            digest.update(repr(image.shape).encode() + image.tobytes())
+    return Located(digest.hexdigest(), lambda: original)
+
+
+def _own_original(data: Any) -> Original:
+    if hasattr(data, "train_dataloader"):
+        data.prepare_data()
+        data.setup("fit")
+        data.setup("test")
+        data = data.train_dataloader().dataset, data.test_dataloader().dataset
+    train, *test = data if isinstance(data, tuple) else (data,)
+    images, labels = items(train)
+    known, names = labels_of(train, labels)
+    parts = [(images, labels), items(test[0])] if test else _fifth(images, labels)
+    return Original(names, *(numbered(*part, known) for part in parts))
+
+
+def labels_of(data: Any, labels: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """The labels of a torch Dataset in the order of their classes, and what these are called."""
+    names = getattr(data, "classes", None)
+    known = sorted(set(labels)) if names is None else list(range(len(names)))
+    return known, tuple(map(str, known if names is None else names))
+
+
+def numbered(images: Sequence[Array], labels: Sequence[Any], known: Sequence[Any]) -> Split:
+    """Images with the numbers of their classes."""
+    return Split(images, np.array([known.index(label) for label in labels], np.int64), "your data")
+
+
+def items(data: Any) -> tuple[list[Array], list[Any]]:
+    """Images and labels of a torch Dataset; colour if any image is in colour."""
+    pairs = [pair_of(data[place], place) for place in range(len(data))]
+    pictures = [as_picture(image) for image, _ in pairs]
+    mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
+    labels = [label if isinstance(label, str) else int(label) for _, label in pairs]
+    return [np.asarray(picture.convert(mode)) for picture in pictures], labels
+
+
+def pair_of(item: Any, place: int) -> tuple[Any, Any]:
+    """Image and label of one item of a torch Dataset; what else it has is not used."""
+    if not isinstance(item, Sequence) or len(item) < 2:
+        raise ValueError(f"item {place} has no label: write (image, label)")
+    return item[0], item[1]
+
+
+def _fifth(images: Sequence[Array] | Array, labels: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Train and test of images that nobody has divided; a fixed fifth of each class is the test."""
+    from sklearn.model_selection import train_test_split
+
+    fifth = {"test_size": 0.2, "stratify": labels, "random_state": 0}
+    train, test, *said = train_test_split(images, labels, **fifth)
+    return list(zip((train, test), said, strict=True))
+
+
 def digits(_data_dir: Path, _download: bool) -> Located:
     """The 1797 grey 8x8 digits inside scikit-learn; a fixed fifth of each class is the test."""
     return Located(f"sklearn{version('scikit-learn')}".ljust(16, "-"), _read_digits)
@@ -255,13 +333,9 @@ def digits(_data_dir: Path, _download: bool) -> Located:
 
 def _read_digits() -> Original:
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     data = load_digits()
-    images = np.round(data.images * (255 / 16)).astype(np.uint8)
-    fifth = {"test_size": 0.2, "stratify": data.target, "random_state": 0}
-    train, test, *labels = train_test_split(images, data.target, **fifth)
-    parts = zip((train, test), labels, strict=True)
+    parts = _fifth(np.round(data.images * (255 / 16)).astype(np.uint8), data.target)
     return Original(_DIGITS, *(Split(*part, "load_digits") for part in parts))
 
 

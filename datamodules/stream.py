@@ -14,7 +14,7 @@ from datamodules.collection import Collection, collect, domain_names
 from datamodules.held import Holdings, check_held
 from datamodules.scenarios import Partitioner, draws, largest_remainder, require, task_count, timed
 from datamodules.sources import DatasetRegistry, source_names
-from fedbnn.config.ranges import Count, NonNegativeCount, Positive, Side
+from fedbnn.config.schema import Count, NonNegativeCount, Positive, Side
 from fedbnn.images import Batch, ImageSet, Preprocess, joined
 from fedbnn.protocol.stream import Task
 

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedbnn.machine import torchvision_ops as _torchvision_ops  # noqa: F401  (first, before torchvision)
+from fedbnn import machine as _machine  # noqa: F401  (first, before torchvision)
 
 if TYPE_CHECKING:
     from fedbnn.api import Comparison, Run, compare, run

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.config import own
+from fedbnn.config.own import refuse_code
 from fedbnn.config.parse import restored
-from fedbnn.config.ranges import LONGEST_SIDE, Count, Positive
-from fedbnn.config.schema import Named, Schema, Section, Value
-from fedbnn.config.trust import refuse_code
+from fedbnn.config.schema import LONGEST_SIDE, Count, Named, Positive, Schema, Section, Value
 from fedbnn.errors import ConfigError, FedBNNError, RunDirectoryError
 from fedbnn.evaluation import metrics
 from fedbnn.heads import HEADS, Head

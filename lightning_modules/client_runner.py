@@ -10,14 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedbnn import machine
 from fedbnn.bayes.flatten import Layout
 from fedbnn.defense.privacy import Privacy, Question, clipped, noised, unit
 from fedbnn.errors import DataError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.heads import ExactHead, Head, exact, gaussian, plain_sums, prototypes
+from fedbnn.heads import ExactHead, Head, exact, gaussian, prototypes
 from fedbnn.heads.prototypes import Assembly
+from fedbnn.heads.statistics import summed
 from fedbnn.images import ImageSet
-from fedbnn.machine import memory
 from fedbnn.methods import FedBNN, Method
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.methods.base import Assignment
@@ -57,7 +58,7 @@ class ClientRunner:
         seed: int,
         privacy: Privacy | None = None,
     ) -> None:
-        memory.keep()
+        machine.keep_memory()
         self.stream, self.backbone, self.layout, self.method = stream, backbone, layout, method
         self.head, self.privacy = head, privacy or Privacy()
         self.local, self.trainer, self.seed = local, ClientTrainer(trainer), seed
@@ -96,7 +97,7 @@ class ClientRunner:
         """What it may say of its images: clipped, the same counts as everybody, its own noise."""
         statistics, length = update.exchange == gaussian.EXCHANGE, 1.0
         if statistics:
-            update, sent = plain_sums.summed(update), instruction.state
+            update, sent = summed(update), instruction.state
             network = self.backbone, self.layout
             length = unit(self.head, *network, sent, self.stream.image_shape)
         classes = tuple(instruction.class_totals)

@@ -12,10 +12,10 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing import ProcessRaisedException
 
-from fedbnn.config.ranges import Count, Momentum, NonNegativeCount, Positive
+from fedbnn.config.schema import Count, Momentum, NonNegativeCount, Positive
+from fedbnn.devices import CPU, described
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.machine.devices import CPU, described
 
 
 @dataclass(frozen=True)

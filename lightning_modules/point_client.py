@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedbnn.bayes.distillation import FeatureDistillation
+from fedbnn.bayes.model import FeatureDistillation
 from fedbnn.heads.prototypes import Assembly
 from fedbnn.images import Batch
 from fedbnn.methods import Method

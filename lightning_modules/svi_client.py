@@ -7,12 +7,11 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
-from fedbnn.bayes.curvature import fisher, informed
-from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import Layout, prototypes_of
 from fedbnn.bayes.gaussian import Gaussian, spans
+from fedbnn.bayes.inference import ClosedFormELBO, fisher, informed
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
-from fedbnn.machine.devices import CPU, visiting
+from fedbnn.devices import CPU, visiting
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.protocol.messages import FitInstruction
 from fedbnn.seeds import forked

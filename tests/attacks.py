@@ -69,6 +69,8 @@ ATTACKS: dict[str, Tests] = {
             "test_a_record_that_is_none_is_one_line_whatever_its_digest",
             "test_a_late_answer_of_another_name_is_none",
             "test_an_end_of_other_types_is_none",
+            "test_a_damaged_manifest_does_not_cost_the_round_after_it",
+            "test_a_kept_round_that_is_looked_at_is_whole_or_damaged",
             "test_last_is_the_run_begun_last_whatever_the_clock_says",
         ),
         "observe/test_records.py": (
@@ -100,6 +102,8 @@ ATTACKS: dict[str, Tests] = {
             "test_who_was_not_asked_costs_nobody",
             "test_what_is_refused_never_takes_more_than_its_room",
             "test_a_payload_beyond_all_room_is_cut",
+            "test_size_comes_before_all_reading",
+            "test_updates_carry_no_types_of_their_own",
         ),
     },
     "forged weights": {
@@ -114,8 +118,26 @@ ATTACKS: dict[str, Tests] = {
             "test_liars_who_agree_do_bounded_harm",
             "test_a_factor_must_leave_some_precision",
             "test_a_row_far_longer_than_those_of_the_library_is_refused_whoever_else_answers",
+            "test_the_owner_of_a_new_class_keeps_its_trust_beside_a_forger",
         ),
         "defense/test_absent.py": ("test_a_forger_is_refused_and_nobody_else",),
+        "defense/test_gate.py": (
+            "test_a_forger_is_refused_by_the_cap_and_counts_against_the_quorum",
+            "test_rows_alone_can_be_forged_and_are_refused",
+            "test_an_infinite_influence_is_refused",
+        ),
+        "defense/test_robust.py": (
+            "test_a_liar_among_peers_stands_out",
+            "test_one_liar_of_three_is_outvoted_and_two_cannot_judge_each_other",
+            "test_one_liar_with_two_classes_turns_nobody_out",
+            "test_nothing_that_is_not_finite_is_hidden",
+        ),
+        "defense/test_rules.py": (
+            "test_up_to_f_forgers_leave_every_number_among_the_honest_and_more_do_not",
+            "test_multi_krum_leaves_out_the_forgers_alone",
+            "test_one_forger_of_five_does_little_under_any_rule",
+            "test_rows_are_measured_under_every_rule",
+        ),
         "defense/test_rows.py": (
             "test_a_row_of_another_direction_or_length_is_far_out_and_nobody_else",
             "test_rows_under_the_names_of_other_classes_are_far_out",
@@ -125,6 +147,8 @@ ATTACKS: dict[str, Tests] = {
         "defense/test_side_doors.py": (
             "test_a_forged_tensor_is_refused_or_moves_no_more_than_honest_ones",
             "test_what_once_went_through_is_refused",
+            "test_what_all_others_leave_where_it_was_is_judged",
+            "test_a_size_that_nobody_else_has_is_judged",
         ),
         "defense/test_whole_runs.py": (
             "test_a_forger_of_weights_costs_fedbnn_little",
@@ -135,6 +159,7 @@ ATTACKS: dict[str, Tests] = {
     "forged statistics": {
         "defense/test_statistics.py": (
             "test_forged_statistics_are_refused_and_nobody_else",
+            "test_images_that_lie_the_other_way_about_their_classes_are_refused",
             "test_invented_features_are_refused",
             "test_images_under_the_names_of_other_classes_are_refused",
             "test_counts_that_are_not_those_announced_are_refused",
@@ -142,8 +167,33 @@ ATTACKS: dict[str, Tests] = {
             "test_forged_sums_of_fixed_features_are_refused",
             "test_the_server_knows_a_class_that_nobody_else_holds",
             "test_one_liar_of_three_makes_nobody_else_look_far",
+            "test_class_means_are_compared_under_every_rule",
+            "test_a_class_of_the_liar_alone_is_where_the_server_knows_it",
+            "test_a_class_of_the_liar_alone_goes_about_as_far_as_those_of_others",
+            "test_few_images_under_the_names_of_other_classes_are_refused",
+            "test_a_liar_that_is_refused_costs_no_honest_client_its_vote",
+            "test_but_no_further",
         ),
         "defense/test_whole_runs.py": ("test_a_forger_of_statistics_costs_little",),
+    },
+    "forged signals of FCIL": {
+        "methods/baselines/test_fcil.py": (
+            "test_one_client_of_five_decides_nothing_however_many_images_it_has",
+            "test_a_class_that_is_new_is_a_transition_whatever_one_client_says",
+            "test_signals_out_of_range_are_a_defect",
+        ),
+        "defense/test_whole_runs.py": ("test_a_liar_about_signals_costs_fcil_little",),
+    },
+    "accounts of privacy": {
+        "defense/test_privacy.py": (
+            "test_an_account_that_is_none_is_one_line",
+            "test_an_account_cannot_forget_what_committed_rounds_spent",
+            "test_an_account_goes_on_in_a_branch_and_cannot_forget_it",
+            "test_a_round_that_is_begun_again_counts_again_with_noise_of_its_own",
+        ),
+        "storage/test_binding.py": (
+            "test_what_was_begun_is_counted_in_the_chain_until_it_is_committed",
+        ),
     },
     "clients' private state": {
         "defense/test_private.py": (
@@ -185,6 +235,7 @@ ATTACKS: dict[str, Tests] = {
             "test_results_of_other_types_are_shown_or_refused_in_one_line",
             "test_runs_with_other_tasks_are_not_reported_together",
             "test_a_name_cannot_leave_runs",
+            "test_a_name_that_no_directory_should_have_is_one_line",
             "test_a_full_disk_while_the_page_is_written_is_one_line",
             "test_a_closed_pipe_and_a_closed_terminal_end_no_training",
         ),
@@ -209,6 +260,7 @@ ATTACKS: dict[str, Tests] = {
             "test_pictures_that_cannot_be_read_are_named_and_left_out",
             "test_a_vector_graphic_starts_no_interpreter",
             "test_names_of_classes_and_pictures_are_shown_as_they_are",
+            "test_what_cannot_be_predicted_is_named_in_one_line",
         ),
     },
 }

@@ -44,14 +44,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the divergence of scales has the wrong gradient",
-        "fedbnn/bayes/elbo.py",
+        "fedbnn/bayes/inference.py",
         "growth.mul_(weights[here])",
         "growth.neg_().mul_(weights[here])",
         ("tests/core/test_kl.py", "tests/core/test_inference.py"),
     ),
     Mutation(
         "the divergence of means is not in units of the prior",
-        "fedbnn/bayes/elbo.py",
+        "fedbnn/bayes/inference.py",
         "(loc[here] - prior.loc[here]).div_(scale)",
         "loc[here] - prior.loc[here]",
         ("tests/core/test_kl.py",),
@@ -69,6 +69,20 @@ MUTATIONS = (
         "moment - sums.T @ fresh + gap.T @ gap",
         "moment - sums.T @ fresh",
         ("tests/core/test_class_posteriors.py",),
+    ),
+    Mutation(
+        "what a map leaves over is no uncertainty",
+        "fedbnn/heads/anchor.py",
+        "self.moments.carried(drift, known.scatter, known.weight)",
+        "self.moments.carried(drift, known.scatter)",
+        ("tests/core/test_class_posteriors.py",),
+    ),
+    Mutation(
+        "FCIL's clients learn from the other old model",
+        "fedbnn/methods/glfc.py",
+        "BEST if moved else OLD",
+        "OLD if moved else BEST",
+        ("tests/methods/baselines/test_fcil.py",),
     ),
     Mutation(
         "the server's means are not asked about a class of one client",

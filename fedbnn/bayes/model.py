@@ -5,9 +5,20 @@
 
 The vector `w` holds the weights of the backbone, then the prototypes of the classifier row by row.
 Prior and guide live as long as the process: `swap` puts those of the next client in place.
+
+Feature distillation: what the last global model saw in an image stays readable. With f_0 the
+features under the weights a client was sent and f those under the weights it trains, every image
+adds to the loss, for points and for posteriors alike,
+
+    lambda |f + V f + b - f_0|^2 / E |f_0|^2
+
+V and b begin at 0 on every client and are fitted with the weights: features may turn and grow,
+which the server follows (`fedbnn.heads.gaussian`), but nothing that earlier classes need is lost
+from them. To a posterior it is a prior on the function: a factor p(f_0 | f) beside the likelihood.
 """
 
-from typing import cast
+from copy import deepcopy
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -17,12 +28,87 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedbnn.bayes.distillation import FeatureDistillation
-from fedbnn.bayes.elbo import SITE, Weights
 from fedbnn.bayes.flatten import Layout
 from fedbnn.networks import Classifier
 
+SITE = "weights"
+"""The one latent site: all weights in one vector."""
+SMALLEST = 1e-6
 pyro.settings.set(module_local_params=True)  # two clients must never share a parameter
+
+
+class Draw(torch.autograd.Function):
+    """w = m + s * noise, differentiable in m and log s, in the fewest passes over memory.
+
+    d/dm = 1        d/d(log s) = s * noise
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loc: Tensor, log_scale: Tensor, scale: Tensor) -> Tensor:
+        """One draw; the scaled noise is kept for the gradient."""
+        noise = torch.randn_like(loc).mul_(scale)
+        ctx.save_for_backward(noise)
+        return loc + noise
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """The gradient itself, and the gradient times the scaled noise, which is used once."""
+        (noise,) = ctx.saved_tensors
+        return gradient, noise.mul_(gradient), None
+
+
+class Weights(dist.Normal):
+    """N(loc, exp(log_scale)^2); draws and KL differentiate in the log scale.
+
+    Without a log scale the scale given is held.
+    """
+
+    def __init__(self, loc: Tensor, log_scale: Tensor | None, scale: Tensor | None = None) -> None:
+        self.log_scale = log_scale
+        if scale is None:
+            assert log_scale is not None
+            scale = log_scale.detach().exp()
+        super().__init__(loc, scale, validate_args=False)
+
+    def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
+        """One draw of the whole vector."""
+        assert not sample_shape
+        if self.log_scale is None or not self.log_scale.requires_grad:
+            return torch.randn_like(self.loc).mul_(self.scale).add_(self.loc)
+        drawn: Tensor = Draw.apply(self.loc, self.log_scale, self.scale)
+        return drawn
+
+
+class FeatureDistillation(nn.Module):
+    """A frozen copy of the backbone as it was sent, and the map that reads its features."""
+
+    def __init__(self, backbone: nn.Module, layout: Layout, weight: float) -> None:
+        super().__init__()
+        self.layout, self.weight = layout, weight
+        frozen = deepcopy(backbone).requires_grad_(False).eval()
+        self.outside = (frozen,)  # in a tuple it is no submodule: nobody can train it
+        self.reader = nn.Linear(int(backbone.width), int(backbone.width))  # type: ignore[arg-type]
+        self.swap(*layout.read(backbone))
+
+    @property
+    def teacher(self) -> nn.Module:
+        """The backbone as it was sent, in eval mode."""
+        return self.outside[0]
+
+    def swap(self, weights: Tensor, buffers: Tensor) -> None:
+        """The backbone sent to the next client, with a map that changes nothing yet."""
+        self.layout.write(self.teacher, weights, buffers)
+        for parameter in self.reader.parameters():
+            parameter.data.zero_()
+            parameter.grad = None
+
+    def forward(self, images: Tensor, features: Tensor) -> Tensor:
+        """The mean over a batch of what its images add to the loss."""
+        with torch.no_grad():
+            wanted = self.teacher.to(images.device, images.dtype)(images)
+        misread = (features + self.reader(features) - wanted).square().sum(1).mean()
+        unit = wanted.square().sum(1).mean().clamp_min(SMALLEST)
+        return cast(Tensor, self.weight * misread / unit)
 
 
 class FeatureClassifier(Classifier):

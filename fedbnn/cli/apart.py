@@ -21,7 +21,7 @@ from typing import IO, Any, TextIO, TypeAlias
 
 import torch
 
-from fedbnn.machine import devices
+from fedbnn import devices
 
 Words: TypeAlias = Sequence[str]
 """A run, as the words of `fedbnn train`."""

@@ -22,8 +22,9 @@ import torch
 from jsonargparse.typing import PositiveInt
 from torch import Tensor, nn
 
-from fedbnn.bayes.elbo import ClosedFormELBO
+from fedbnn import machine
 from fedbnn.bayes.flatten import layout_of
+from fedbnn.bayes.inference import ClosedFormELBO
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.cli.bench_sites import deployment, slow_site
 from fedbnn.cli.compose import compose
@@ -35,7 +36,6 @@ from fedbnn.federation.engines import one_thread
 from fedbnn.federation.exchange import totals
 from fedbnn.federation.experiment import Experiment
 from fedbnn.heads.gaussian import EXCHANGE
-from fedbnn.machine import memory
 from fedbnn.networks import NETWORKS, Classifier
 from fedbnn.protocol.messages import FitInstruction, FitResult
 from fedbnn.protocol.stream import Stream
@@ -103,7 +103,7 @@ def _short_tasks(options: Namespace) -> dict[str, str]:
 
 def _step(options: Namespace) -> list[Row]:
     """One training step, Bayesian against standard: same network, batch, optimiser, one thread."""
-    memory.keep()
+    machine.keep_memory()
     with one_thread():
         return [row for network in CASES for row in _case(network, options.repeats / 6)]
 
@@ -293,7 +293,7 @@ def _watched(words: Sequence[str], run: Path) -> tuple[list[float], float]:
     alone, resident = {**os.environ, "OMP_NUM_THREADS": "1"}, dict[int, float]()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=alone) as process:
         while process.poll() is None:
-            done, now = max(rounds(run), default=0), memory.resident(process.pid) / 2**20
+            done, now = max(rounds(run), default=0), machine.resident(process.pid) / 2**20
             resident[done] = min(resident.get(done, inf), now or inf)
             sleep(LOOK_SECONDS)
     if process.returncode:

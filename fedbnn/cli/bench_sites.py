@@ -19,13 +19,13 @@ from threading import Event, Thread
 from time import sleep
 from typing import Any
 
+from fedbnn import machine
 from fedbnn.cli.compose import client_runner
 from fedbnn.cli.main import flags
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Worker
 from fedbnn.federation.engines.flower.loopback import CLIENT, SERVER, Loopback
 from fedbnn.federation.engines.flower.simulation import INSTALL
-from fedbnn.machine import memory
 from fedbnn.protocol.messages import FitResult
 from fedbnn.storage import run_dir
 
@@ -151,7 +151,7 @@ def _serial(sites: Loopback, words: Sequence[str]) -> float:
     peak, where = 0.0, {"cwd": sites.home, "env": sites.environment()}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, **where) as process:  # type: ignore[call-overload]
         while process.poll() is None:
-            peak = max(peak, memory.peak(process.pid))
+            peak = max(peak, machine.peak(process.pid))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
     return peak / 2**20
@@ -206,7 +206,7 @@ def _peaks(sites: Loopback) -> Iterator[dict[str, float]]:
             names = [name for name in sites.running if name != "link"]
             seen["site"] = [pid for name in names for pid in sites.pids(name, CLIENT)]
             for name, pids in seen.items():
-                found[name] = max([found[name], *map(memory.peak, pids)])
+                found[name] = max([found[name], *map(machine.peak, pids)])
 
     with _beside(look, done):
         yield found

@@ -1,6 +1,7 @@
 """`fedbnn compare`: methods x seeds on one stream, in parallel, resumable, ending in tables."""
 
 import os
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from rich import progress
 from rich.console import Console
 
 from fedbnn.cli.apart import LOOK_SECONDS, PATIENCE_SECONDS, Player, can_fork
+from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.config import own
@@ -54,8 +56,8 @@ def compare(asked: Namespace) -> Compared:
     title = "-".join(Path(file).stem for file in asked.config)
     directory = Path(asked.out or f"runs/compare-{title}")
     planned = grid(asked.methods, asked.seeds, dict(asked.set), asked.sweep, directory)
-    cells = [replace(cell, rounds=_rounds(cell, asked.config)) for cell in planned]
-    pool, screen = Pool(asked.config, asked.jobs, directory / "logs"), Console(highlight=False)
+    cells = _checked(planned, asked.config)
+    pool, screen = Pool(asked.config, asked.jobs, directory / "logs"), console.screen(sys.stdout)
     shown = GridProgress(cells, screen)
     try:
         with owned(), shown.bar:
@@ -180,18 +182,23 @@ def grid(
     return cells
 
 
-def _rounds(cell: Cell, config: Sequence[str]) -> int:
-    """How many rounds a cell has; a wrong name or value is found before anything starts.
+def _checked(cells: Sequence[Cell], config: Sequence[str]) -> list[Cell]:
+    """The cells with their rounds; what is wrong with any of them is found before anything starts.
 
-    So are results of other settings in the place where this cell would leave its own.
+    Names and values of all of them first, then whether their parts go together, and whether there
+    are results of other settings in the place where one would leave its own.
     """
-    parsed = parse(cell.words(config))
-    if not can_fork():
-        own.refuse_program(parsed.values, "a run in a process of its own")
-    if cell.finished:
-        with Ledger(cell.directory, EVERY) as ledger:
-            run_dir.resume(ledger, parsed.values, MAY_DIFFER)
-    return int(parsed.build("stream", seed=cell.seed).rounds)
+    configured = [(cell, parse(cell.words(config))) for cell in cells]
+    for cell, parsed in configured:
+        if not can_fork():
+            own.refuse_program(parsed.values, "a run in a process of its own")
+        if cell.finished:
+            with Ledger(cell.directory, EVERY) as ledger:
+                run_dir.resume(ledger, parsed.values, MAY_DIFFER)
+    return [
+        replace(cell, rounds=compose(parsed, cell.directory).stream.rounds)
+        for cell, parsed in configured
+    ]
 
 
 @dataclass
@@ -263,6 +270,7 @@ class GridProgress:
         self.bar = progress.Progress(*columns, console=screen, disable=disable, **how)
         total, done = sum(cell.rounds for cell in cells), sum(cell.done() for cell in cells)
         self.bar.add_task("rounds", total=total, completed=done, note="")
+        self._move = console.notebook_bar(total, screen.file)
 
     def watch(self, pool: Pool) -> None:
         """Show where everything stands."""
@@ -270,6 +278,7 @@ class GridProgress:
         note = ", ".join(f"{cell.name} {cell.done()}/{cell.rounds}" for cell in pool.running)
         task = self.bar.tasks[0]
         self.bar.update(task.id, completed=done, note=note, refresh=True)
+        self._move(done)
         if not self.screen.is_terminal and time.monotonic() - self._said > PLAIN_SECONDS:
             self._said, seconds = time.monotonic(), task.time_remaining
             left = "" if seconds is None else f"{timedelta(seconds=round(seconds))} left; "

@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import Logger
 from torch import nn
 
 from datamodules.stream import FederatedStream
-from fedbnn import methods
+from fedbnn import devices, methods
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.config import own
 from fedbnn.config.parse import Parsed, restored
@@ -25,16 +25,15 @@ from fedbnn.federation.engines import Engine, SerialEngine
 from fedbnn.federation.engines.flower.simulation import FlowerSimulation
 from fedbnn.federation.engines.process import ProcessEngine
 from fedbnn.federation.experiment import Experiment
-from fedbnn.federation.late import Late
+from fedbnn.federation.parts import Late
 from fedbnn.heads import HEADS, Head, prototypes
-from fedbnn.machine import devices
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import without_boundaries
 from fedbnn.networks import NETWORKS
 from fedbnn.protocol.state import State
 from fedbnn.protocol.stream import Stream
 from fedbnn.seeds import address, forked
-from fedbnn.storage.ledger import Retention
+from fedbnn.storage.run_dir import Retention
 from fedbnn.tracking.wandb import Track
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining

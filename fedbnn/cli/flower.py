@@ -1,4 +1,4 @@
-"""The Flower app of the server: what `flwr run` starts on a SuperLink; `site` is that of a site.
+"""The Flower app of the server: what `flwr run` starts on a SuperLink.
 
 The words of `python train.py` stand in the run configuration under `fedbnn`; the server reads the
 YAML file they name, and sends the complete configuration to the sites. Needs the extra `flower`.
@@ -13,8 +13,7 @@ from fedbnn.cli import train
 from fedbnn.cli.main import ended
 from fedbnn.config.parse import Parsed
 from fedbnn.errors import ConfigError
-from fedbnn.federation.engines.flower.engine import FlowerEngine
-from fedbnn.federation.engines.flower.server import server_app
+from fedbnn.federation.engines.flower.engine import FlowerEngine, server_app
 
 
 def play(grid: Any, settings: Mapping[str, Any]) -> int:

@@ -1,15 +1,25 @@
-"""The command `fedbnn`: finds the subcommand and sees that it ends with a documented exit code."""
+"""The command `fedbnn`: finds the subcommand and sees that it ends with a documented exit code.
 
+Two subcommands are about all the others: `fedbnn explain`, and `fedbnn completion`, whose script is
+plain text made of what `--help` says, so that the shell starts no Python at a press of tab:
+
+    fedbnn completion bash > ~/.local/share/bash-completion/completions/fedbnn
+    fedbnn completion zsh >> ~/.zshrc
+"""
+
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from io import StringIO
 from types import ModuleType
 from typing import Any, NoReturn
 
 from fedbnn import __version__
 from fedbnn.errors import ConfigError, Exit, FedBNNError, called, did_you_mean, explain, silence
-from fedbnn.machine.garbage import kept
+from fedbnn.machine import kept
 
 COMMANDS = {
     "train": "train a model; the same as python train.py",
@@ -31,6 +41,23 @@ FedBNN trains one model over many clients whose data drift. Three commands to be
   {0} --config quickstart --help     list every setting; each is a key in YAML and a flag
 """
 """What `fedbnn train` says without words, before anything large is imported."""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+SCRIPT = """\
+_fedbnn() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD - 1]}}" words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"; else
+        case "$before" in
+{values}
+            *) case "${{COMP_WORDS[1]}}" in
+{flags}
+            esac ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    [ ${{#COMPREPLY[@]}} -gt 0 ] || COMPREPLY=($(compgen -f -- "$current"))
+}}
+complete -o filenames -F _fedbnn fedbnn
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +101,8 @@ def subcommand(name: str) -> Callable[[Sequence[str]], int]:
     """What runs a subcommand; only its own file is imported."""
     if name not in COMMANDS:
         raise ConfigError(f"unknown command {name!r}", "fedbnn", did_you_mean(name, COMMANDS))
-    if name == "explain":
-        return _explain
+    if name in ABOUT_ALL:
+        return ABOUT_ALL[name]
     command: Callable[[Sequence[str]], int] = _imported(f"fedbnn.cli.{name}").main
     return command
 
@@ -95,6 +122,44 @@ def _explain(argv: Sequence[str]) -> int:
     code = parser.parse_args(argv).code
     print("\n\n".join(explain(one) for one in Exit) if code is None else explain(code))
     return 0
+
+
+def _complete(argv: Sequence[str]) -> int:
+    """Print the script for a shell."""
+    parser = Arguments("completion", "Print a script that completes fedbnn in a shell.")
+    parser.add_argument("shell", choices=("bash", "zsh"), help="which shell")
+    shell = parser.parse_args(argv).shell
+    print((ZSH if shell == "zsh" else "") + script(), end="")
+    return 0
+
+
+def script() -> str:
+    """What bash reads; zsh does so, too."""
+    from fedbnn.cli.compose import SCHEMA
+    from fedbnn.config import yaml
+    from fedbnn.config.schema import Named
+
+    named = {f"--{key}": [*one.choices] for key, one in SCHEMA.items() if isinstance(one, Named)}
+    values = {"--config": [*yaml.packaged()], **named}
+    known = {command: flags_of(command) for command in COMMANDS}
+    parts = {"values": _cases(values, 12), "flags": _cases(known, 16)}
+    return SCRIPT.format(commands=" ".join(COMMANDS), **parts)
+
+
+def flags_of(command: str) -> list[str]:
+    """The flags that the help of a command names."""
+    with redirect_stdout(StringIO()) as text, suppress(SystemExit):
+        subcommand(command)(["--help"])
+    return sorted(set(re.findall(r"--[a-z][\w.]*\w", text.getvalue())))
+
+
+def _cases(named: Mapping[str, Sequence[str]], indent: int) -> str:
+    """Branches of a `case`, one for each word before."""
+    return "\n".join(f'{" " * indent}{one}) words="{" ".join(named[one])}" ;;' for one in named)
+
+
+ABOUT_ALL = {"explain": _explain, "completion": _complete}
+"""Commands about all commands."""
 
 
 class Arguments(ArgumentParser):

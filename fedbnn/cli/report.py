@@ -12,10 +12,10 @@ from fedbnn.cli.compose import SCHEMA, compose
 from fedbnn.cli.main import Arguments
 from fedbnn.cli.train import parse
 from fedbnn.config import yaml
+from fedbnn.config.own import refuse_code
 from fedbnn.config.parse import Parsed, restored
-from fedbnn.config.trust import refuse_code
 from fedbnn.errors import RunDirectoryError
-from fedbnn.evaluation.oracle import Oracle
+from fedbnn.evaluation.evaluate import Oracle
 from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.heads import HEADS
@@ -75,7 +75,7 @@ def oracle(directory: Path, data_dir: str | None, trust: bool = False) -> Path:
     look = Oracle(*parts, int(made.config["seed"]))
     shown = track(numbers, "rounds", console=Console(stderr=True), disable=not sys.stderr.isatty())
     with one_thread():
-        found = [*look.rows((number, ledger.kept(directory, number)) for number in shown)]
+        found = [*look.rows((number, run_dir.kept(directory, number)) for number in shown)]
     run_dir.write_json(directory / "oracle.json", found)
     picture = style.save({"oracle": figures.oracle(found)}, directory / "figures")[0]
     written = directory / "oracle.json", picture, picture.with_suffix(".pdf")

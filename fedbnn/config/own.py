@@ -1,4 +1,4 @@
-"""Parts of the user's own by import path, and what it takes to make a network one of ours.
+"""Parts of the user's own by import path, who may name them, and what makes a network one of ours.
 
     network: mypkg.nets:TinyViT                          a class, a function, or a ready module
     network: {name: torchvision.models:resnet18, weights: resnet18.pth, trained: [layer4]}
@@ -6,6 +6,12 @@
 A network that says its `width` returns features. Of any other the last layer, if it is linear, is
 its classifier and is left out: the prototypes take its place. Weights that ask for no gradient are
 constants: they have no posterior, are never sent, and leave the run inside the exported model.
+
+To import is to execute. Whoever trains says by that what is imported. A run directory that is only
+looked at may come from a stranger: of the import paths in it nothing is imported, unless it is a
+constructor of a library, or is in a module of the program that looks, which has imported it
+already. Installed packages are no such modules, imported or not: torch alone has functions that
+make a network of source code.
 """
 
 import inspect
@@ -13,9 +19,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from importlib.resources import files
 from inspect import Parameter, Signature
 from operator import attrgetter
@@ -26,7 +33,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedbnn.errors import ConfigError, did_you_mean
+from fedbnn.errors import ConfigError, RunDirectoryError, did_you_mean
 from fedbnn.networks import NETWORKS, Shape
 from fedbnn.seeds import forked
 
@@ -35,6 +42,11 @@ PLAIN = (type(None), bool, int, float, str, list, tuple)
 OURS = ("image_shape", "weights", "trained", "options", "pretrained")
 MAIN = "__main__"
 SKIPPED = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+LIBRARIES = re.compile(r"fedbnn\.networks\.pretrained:\w+|torchvision\.models:[a-z]\w*")
+"""Constructors that execute nothing they are given; those of timm read pickles."""
+FOLDER = "folder:"
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+FIX = "if you trust it: --trust, or trust=True from Python, where importing it first does, too"
 
 
 def imported(path: str) -> Any:
@@ -265,3 +277,37 @@ def _refuse_tied(made: nn.Module) -> None:
 def builder(name: str) -> Network:
     """The network of this name, or of this import path."""
     return network(imported(name)) if ":" in name else NETWORKS[name]
+
+
+def refuse_code(values: Mapping[str, Any], where: Path) -> None:
+    """Refuse values of a run directory that name something to import which nobody vouches for."""
+    stream = values.get("stream")
+    sources = stream.get("sources") if isinstance(stream, Mapping) else None
+    for text in _texts([values.get("network"), values.get("method"), sources]):
+        imports = ":" in text and not text.startswith(FOLDER)
+        if (imports or _DOTTED.fullmatch(text)) and not _known(text):
+            raise RunDirectoryError(f"the run asks to import {text!r}", str(where), FIX)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within that may be imported: not names of layers, nor of files in no package."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key != "trained" and (key != "weights" or ":" in str(part)):
+                yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def _known(path: str) -> bool:
+    """Whether it is of a library, or of a module that is the program's own and imported."""
+    if LIBRARIES.fullmatch(path):
+        return True
+    module, _, name = path.partition(":")
+    if module not in sys.modules or not name.isidentifier():
+        return False
+    top = module.partition(".")[0]
+    return top not in sys.stdlib_module_names and top not in packages_distributions()

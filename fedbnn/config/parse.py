@@ -19,8 +19,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 
 from fedbnn.config import yaml
 from fedbnn.config.own import imported
-from fedbnn.config.ranges import WORDS
-from fedbnn.config.schema import Builder, Free, Named, Schema, Section, Value
+from fedbnn.config.schema import WORDS, Builder, Free, Named, Schema, Section, Value
 from fedbnn.errors import ConfigError, called, did_you_mean
 
 USAGE = "{} --config FILE [--section.key VALUE ...]"
@@ -160,18 +159,14 @@ def _names(tree: Tree, schema: Schema) -> dict[str, str]:
 
 
 def _merged(below: Tree, top: Tree, schema: Schema) -> Tree:
-    """One tree on top of another; options of a name that is replaced stay behind.
-
-    So do those of a section without a name when the section it follows gets another one.
-    """
+    """One tree on top of another; options of a name that is replaced stay behind."""
     both = {**below, **top}
     for key in below.keys() & top.keys():
         if isinstance(below[key], Mapping) and isinstance(top[key], Mapping):
             both[key] = {**below[key], **top[key]}
     before, after = _names(below, schema), _names(both, schema)
     for key, name in after.items():
-        follows = "" if "name" in below.get(key, {}) else getattr(schema[key], "follows", "")
-        if name != before[key] or before.get(follows) != after.get(follows):
+        if name != before[key]:
             both[key] = top.get(key, {})
     return both
 

@@ -73,7 +73,7 @@ def _list_node(dumper: _Dumper, values: list[Any]) -> SequenceNode:
 _Loader.yaml_implicit_resolvers = {None: list(_SCALARS)}
 _Dumper.add_representer(str, _text_node)
 _Dumper.add_representer(list, _list_node)
-_Dumper.add_multi_representer(float, _Dumper.represent_float)  # the ranges of fedbnn.config.ranges
+_Dumper.add_multi_representer(float, _Dumper.represent_float)  # the ranges of fedbnn.config.schema
 _Dumper.add_multi_representer(int, _Dumper.represent_int)
 for _tag, _pattern in _SCALARS:
     _Dumper.add_implicit_resolver(_tag, _pattern, None)

@@ -15,11 +15,11 @@ from math import ceil, inf, isfinite
 import torch
 from torch import Tensor
 
-from fedbnn.config.ranges import AtLeastOne, NonNegativeCount, Positive, UnitInterval
+from fedbnn.config.schema import AtLeastOne, NonNegativeCount, Positive, UnitInterval
 from fedbnn.defense import robust, rules
-from fedbnn.defense.moves import Moves, moves_of_points
+from fedbnn.defense.robust import Moves, moves_of_points
 from fedbnn.errors import FederationError
-from fedbnn.heads.checks import Apart
+from fedbnn.heads import checks
 from fedbnn.methods.aggregation import largest
 from fedbnn.protocol.messages import Failure, FitResult, Refused, Update, is_receipt, read_update
 from fedbnn.protocol.state import Malformed, State
@@ -91,7 +91,7 @@ class ExpectedUpdate:
     defect: Callable[[Update], str | None]
     influence: Callable[[Update], Iterable[Tensor]]
     known: Callable[[Update], Mapping[str, Sequence[float]]]
-    apart: Callable[[Sequence[Update]], Apart] = lambda _updates: {}
+    apart: Callable[[Sequence[Update]], checks.Apart] = lambda _updates: {}
     kept: Callable[[State, Mapping[str, int]], Spec] = lambda _own, _announced: {}
     forgets: bool = False
     receipts: bool = True
@@ -262,7 +262,7 @@ class Candidates:
         With a cap of infinity from rows and from what has units of its own alone.
         """
         accepted = [self._accepted[client] for client in self.trust]
-        alike = robust.peers([update.counts for update in accepted])
+        alike = checks.peers([update.counts for update in accepted])
         images = [update.samples for update in accepted]
         pulls = robust.pulls(squares, images, [*map(self.call.calm, self.trust)], alike)
         self.pulls = dict(zip(self.trust, pulls, strict=True))

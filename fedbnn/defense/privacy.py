@@ -36,12 +36,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import Count, NonNegative, OpenUnitInterval, Positive
+from fedbnn.config.schema import Count, NonNegative, OpenUnitInterval, Positive
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import ConfigError
-from fedbnn.heads import ExactHead, Head, LinearHead, exact, gaussian, plain_sums
+from fedbnn.heads import ExactHead, Head, LinearHead, exact, gaussian
+from fedbnn.heads.statistics import HEADS, names
 from fedbnn.methods import FedBNN, Method
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact
 from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
@@ -167,7 +168,7 @@ class Question:
     def units(self) -> dict[str, float]:
         """Statistics by name, with what they are divided by."""
         powers = 1.0, self.unit, self.unit**2
-        named = (zip(plain_sums.names(head), powers, strict=True) for head in plain_sums.HEADS)
+        named = (zip(names(head), powers, strict=True) for head in HEADS)
         return dict(chain(*named))
 
     def asked(self, update: Update) -> Steps:

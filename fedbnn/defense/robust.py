@@ -1,4 +1,6 @@
-"""How far one update may move the fold: who stands apart from the other clients counts less.
+"""How far one update may move the fold, and how far each did.
+
+Who stands apart from the other clients counts less.
 
 The backbone of every update is a point x_k in a space all clients share (`Method.influence`). With
 the lower median over the others of K clients that moved at all, and n_k images,
@@ -47,19 +49,39 @@ of any other client, max_jc l_jc, in place of the typical one.
 A row that is alone wins every softmax and learns nothing, so clients with several classes are
 measured by each other: by the larger of their median and that of all. Clients with one class are
 measured likewise, or by all if fewer than two others have several.
+
+How far each client moved the model in an exchange is told to whoever audits a run afterwards. Of
+weights the gate has put the updates as points x_k in units of the prior (`Aggregator.influence`:
+for factors |x|^2 = sum_i L_0i (dm_i)^2 and the change of precision likewise, for points the plain
+difference) and knows their distances. A fold moves the model by X = sum_k t_k w_k x_k with trust
+t_k and weight w_k, so
+
+    part_k = t_k w_k |x_k|,     whole = |X|,     x_j . x_k = (|x_j|^2 + |x_k|^2 - |x_j - x_k|^2) / 2
+
+cost nothing but K^2 numbers. Class statistics. With r_c the mean of class c before the round (the
+centre of all classes if it is new), n_c and m_c its images and mean after it,
+
+    part_k = (sum_c |t_k n_kc (m_kc - r_c) / n_c|^2)^(1/2),     whole = (sum_c |m_c - r_c|^2)^(1/2)
+
+over the classes met. What else moved the means, their transport by the drift of the backbone, is in
+the whole and in nobody's part. Parts may add up to more than the whole: clients pull apart.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fedbnn.heads.checks import lower_median
+from fedbnn.heads.checks import lower_median, voted
+from fedbnn.protocol.messages import Update, class_counts
+from fedbnn.protocol.state import State
 
 PRECISION = "prototypes.precision"
 ROWS, LONG = ("prototypes", PRECISION), 6.0
 LEAST = 1e-6
+SUMS = ("posteriors.sum", "exact.sum")
 
 
 def squared_distances(points: Sequence[Iterable[Tensor]]) -> Tensor:
@@ -80,20 +102,6 @@ def squared_distances(points: Sequence[Iterable[Tensor]]) -> Tensor:
     squares = torch.zeros(count, count, dtype=torch.float64)
     squares[rows, columns] = squares[columns, rows] = pairs
     return squares
-
-
-def peers(counts: Sequence[Mapping[str, int]]) -> list[set[int]]:
-    """For each client those others that hold classes of at least half of its images."""
-
-    def share(own: Mapping[str, int], other: Mapping[str, int]) -> int:
-        return sum(images for one, images in own.items() if other.get(one))
-
-    def of(k: int) -> set[int]:
-        half = sum(counts[k].values()) / 2
-        others = (j for j in range(len(counts)) if j != k)
-        return {j for j in others if half and share(counts[k], counts[j]) >= half}
-
-    return [of(k) for k in range(len(counts))]
 
 
 def pulls(
@@ -117,7 +125,7 @@ def pulls(
         typical, norm, usual = (lower_median([of[j] for j in others]) for of in by)
         near = [far[j] for j in others if j in alike[k]] if alike else []
         least = calm[k] if calm else 0.0
-        typical = max(typical or norm, lower_median(near) if len(near) > 1 else 0.0, least)
+        typical = max(typical or norm, voted(near), least)
         images = min(samples[k] / usual, usual / max(samples[k], 1))
         return far[k] / typical * math.sqrt(2 / (len(others) + 1) * images)
 
@@ -156,8 +164,7 @@ def row_ratio(
 
 def _length_elsewhere(others: Sequence[Mapping[str, float]], one: str) -> float:
     """median_j l_jc: how long the row of a class is with its other holders; 0 without two."""
-    found = [rows[one] for rows in others if one in rows]
-    return lower_median(found) if len(found) > 1 else 0.0
+    return voted([rows[one] for rows in others if one in rows])
 
 
 def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
@@ -172,3 +179,53 @@ def _typical_length(others: Sequence[Sequence[float]], alone: bool) -> float:
 def trust(pull: float, cap: float) -> float:
     """1 up to the cap, falling to 0 at twice the cap."""
     return min(1.0, max(0.0, 2.0 - pull / cap))
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The length of the whole move of an exchange, and of each client's part in it."""
+
+    whole: float = 0.0
+    parts: Mapping[int, float] = field(default_factory=dict)
+
+
+def moves_of_points(clients: Sequence[int], squares: Tensor, weights: Tensor) -> Moves:
+    """From squared distances (K+1, K+1) with the origin last, and t_k w_k."""
+    lengths = squares[:-1, -1]
+    products = (lengths[:, None] + lengths - squares[:-1, :-1]) / 2
+    whole = (weights @ products @ weights).clamp_min(0).sqrt()
+    parts = (weights * lengths.sqrt()).tolist()
+    return Moves(float(whole), dict(zip(clients, parts, strict=True)))
+
+
+def moves_of_means(before: State, after: State, updates: Sequence[tuple[Update, float]]) -> Moves:
+    """From the class means of a state before and after these updates with their trust."""
+    old_count, old = _class_means(before, len(after.classes))
+    count, mean = _class_means(after, len(after.classes))
+    centre = (count @ mean) / count.sum().clamp_min(1)
+    start = torch.where(old_count[:, None] > 0, old, centre)
+    met, parts = torch.zeros(len(count), dtype=torch.bool), {}
+    for update, trust in updates:
+        index, images = after.index(update.classes), class_counts(update)[:, None]
+        [sums] = (update.tensors[name].double() for name in SUMS if name in update.tensors)
+        sums = sums[:, -start.shape[1] :]  # of several backbones the last is that of now
+        pull = trust * (sums - images * start[index]) / count[index, None].clamp_min(1e-300)
+        parts[update.client] = float(pull.norm())
+        met[index] = True
+    return Moves(float((mean - start)[met].norm()), parts)
+
+
+def _class_means(state: State, classes: int) -> tuple[Tensor, Tensor]:
+    """Images and means of all classes, zeros for those that have none yet."""
+    if "exact.count" in state:
+        count = state["exact.count"]
+        mean = state["exact.sum"] / count.clamp_min(1e-300)[:, None]
+    elif "posteriors.count" in state:
+        count, mean = state["posteriors.count"], state["posteriors.mean"]
+    else:
+        return torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, 1).double()
+    missing = classes - len(count)
+    return (
+        torch.cat([count, count.new_zeros(missing)]),
+        torch.cat([mean, mean.new_zeros(missing, mean.shape[1])]),
+    )

@@ -3,23 +3,32 @@
 `task_aware` normalises over the classifier rows of the tested task only, `class_agnostic` over all
 rows there are. Where the rows stay on the clients, each client is tested on the classes it knows,
 then the mean is taken.
+
+Where the forgetting is, an oracle tells: the head of a run against one that forgets nothing, round
+by round. It has the class posteriors of all images shown so far, each once, under the backbone of
+the round itself. No run could have them: the images are gone. What it loses over the rounds the
+backbone has forgotten; what is between it and the run's own head, the head has.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import Count, NonNegativeCount
+from fedbnn.config.schema import Count, NonNegativeCount
+from fedbnn.devices import CPU
 from fedbnn.evaluation import metrics
 from fedbnn.heads import GaussianHead, Head, LinearHead
+from fedbnn.heads.gaussian import features
+from fedbnn.heads.posteriors import ClassPosteriors
 from fedbnn.heads.predictive import Predictor
 from fedbnn.images import ImageSet
-from fedbnn.machine.devices import CPU
+from fedbnn.methods.bounds import JointStream
 from fedbnn.protocol.state import State
 from fedbnn.protocol.stream import Stream, Task
 from fedbnn.seeds import generator
@@ -29,6 +38,8 @@ UNCERTAINTIES = ("entropy", "mutual_information", "unknown_class")
 LOOKED_AT = 200
 """Images of the next round that tell whether they look strange."""
 FULL = ("pooled", "novelty", "diagnostics")
+HEADS = ("ours", "oracle")
+Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -268,3 +279,43 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [_mean(list(parts)) for parts in zip(*present, strict=True)]
     return sum(present) / len(present)
+
+
+class Oracle(Evaluator):
+    """A run whose rounds are looked at again; the parts are those of the run."""
+
+    def rows(self, states: Iterable[tuple[int, State]]) -> Iterator[Row]:
+        """By round the accuracy in % of both heads in both regimes, averaged over tasks begun."""
+        pool = JointStream(self.stream)
+        for round, state in states:
+            reading = self.head if isinstance(self.head, GaussianHead) else GaussianHead()
+            known = self.posteriors(state, pool.train(round, 0))
+            both = (state, self.head), (state.having(known.tensors()), reading)
+            row: Row = {"round": round}
+            for name, (seen, head) in zip(HEADS, both, strict=True):
+                found = self._accuracies(self._predictor(seen, head), round)
+                row |= {f"{name} {regime}": mean(found[regime]) for regime in REGIMES}
+            yield row
+
+    def posteriors(self, state: State, images: ImageSet) -> ClassPosteriors:
+        """Exact class posteriors of these images under the backbone of a state."""
+        self.layout.write(self.backbone, state["backbone"], state["buffers"])
+        seen = features(self.backbone, images).double()
+        labels, nothing = images.among(state.classes).labels, replace(state, tensors={})
+        sums = seen.new_zeros(len(state.classes), seen.shape[1]).index_add_(0, labels, seen)
+        counts = torch.bincount(labels, minlength=len(state.classes)).double()
+        return ClassPosteriors.of(nothing, seen.shape[1]).merge(counts, sums, seen.T @ seen)
+
+    def _accuracies(self, model: Predictor, round: int) -> dict[str, list[float]]:
+        """Of every task begun, on as many of its test images as Focus-on-Now has."""
+        found: dict[str, list[float]] = {regime: [] for regime in REGIMES}
+        for number, started in enumerate(begun(self.stream, round)):
+            if started:
+                images = self.stream.test(number)
+                most = min(len(images), self.settings.images or len(images))
+                few = torch.linspace(0, len(images) - 1, most).long()
+                task, batch = self.stream.tasks[number], self.settings.batch_size
+                predicted = predict(model, images.subset(few), task, batch)
+                for regime in REGIMES:
+                    found[regime].append(metrics.quality(*predicted.regime(regime)).accuracy)
+        return found

@@ -1,4 +1,14 @@
-"""One exchange of a round: an instruction goes down, answers come up through the gate, and fold."""
+"""One exchange of a round: an instruction goes down, answers come up through the gate, and fold.
+
+Late is not lost: a likelihood does not expire, so the answer of a slow client is folded later.
+
+    on time   q_1 = q_0 l_a l_b,    q_2 = q_1 l_c
+    late      q_1 = q_0 l_a,        q_2 = q_1 l_b l_c       the same, where factors are multiplied
+
+An answer that comes after its exchange has ended is compared with what was asked then, written to
+the ledger, and folded with those of the next round, through the same gate. It is on disk before it
+counts, so a round that is played again after a crash finds it where it was.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,10 +17,9 @@ from functools import partial
 from typing import Any
 
 from fedbnn.defense.gate import Candidates, ExpectedUpdate, Spec
-from fedbnn.defense.moves import Moves, moves_of_means
 from fedbnn.defense.privacy import Protection, Question, unit
-from fedbnn.federation import late
-from fedbnn.federation.parts import COUNTS, Federation, RoundStats, SampleCounts
+from fedbnn.defense.robust import Moves, moves_of_means
+from fedbnn.federation.parts import COUNTS, Federation, Order, RoundStats, SampleCounts
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.gaussian import EXCHANGE as STATISTICS
 from fedbnn.heads.gaussian import StatisticsAggregator, without_posteriors
@@ -39,7 +48,7 @@ def exchange(
         stats.bytes_down[aggregator.exchange] = len(payload) * len(counts)
         call = _expected(federation, state, aggregator, (*this, content_digest(payload)), counts)
         candidates = Candidates(federation.gate, call, spool, federation.rejected)
-        order = late.Order(call.prior, set(counts))
+        order = Order(call.prior, set(counts))
         if aggregator.exchange == TRAIN:
             federation.asked[stats.round] = order
         _admit_late(federation, waiting, candidates)
@@ -151,11 +160,30 @@ def keep_late(federation: Federation, answer: FitResult, candidates: Candidates)
     folded = candidates.call.round + 1
     try:
         candidates.sized(answer.update)
-        order = late.check(answer, federation.asked, folded, federation.late.rounds)
+        order = owed(answer, federation.asked, folded, federation.late.rounds)
         federation.ledger.keep_late(folded, answer.client, answer.update)
         order.owing.discard(answer.client)
     except Refused as refusal:
         candidates.refuse(answer.client, answer.update, str(refusal))
+
+
+def owed(answer: FitResult, asked: Mapping[int, Order], folded: int, most: int) -> Order:
+    """The order it answers; raises `Refused` unless it owes that, and is not too many rounds late.
+
+    `asked` has the orders by round, `folded` is the round in which it would count. Who was not
+    asked, or has answered, on time or late, owes nothing: nobody counts twice.
+    """
+    update = read_update(answer.update)
+    if (update.client, update.exchange) != (answer.client, TRAIN):
+        raise Refused("late, and not an answer to train")
+    order = asked.get(update.round)
+    if order is None or order.prior != update.prior:
+        raise Refused(f"late, and not an answer to what was asked in round {update.round}")
+    if answer.client not in order.owing:
+        raise Refused(f"late, and owes no answer of round {update.round}")
+    if folded - update.round > most:
+        raise Refused(f"{folded - update.round} rounds late, the most is {most}")
+    return order
 
 
 def _admit_late(

@@ -21,8 +21,7 @@ from fedbnn.evaluation import results
 from fedbnn.evaluation.evaluate import Evaluation, Evaluator, testable
 from fedbnn.federation import parts, server
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.late import Late
-from fedbnn.federation.parts import Federation
+from fedbnn.federation.parts import Federation, Late
 from fedbnn.heads import GaussianHead, Head, LinearHead
 from fedbnn.methods import Method
 from fedbnn.protocol.state import State
@@ -30,7 +29,8 @@ from fedbnn.protocol.stream import Stream
 from fedbnn.report import page
 from fedbnn.storage import run_dir
 from fedbnn.storage.files import Rejected
-from fedbnn.storage.ledger import Ledger, Retention
+from fedbnn.storage.ledger import Ledger
+from fedbnn.storage.run_dir import Retention
 from fedbnn.tracking.console import Console, Watcher, logging_to
 from fedbnn.tracking.wandb import Track, Tracker
 

@@ -4,22 +4,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from fedbnn.bayes.flatten import Layout
+from fedbnn.config.schema import Count
 from fedbnn.defense import privacy
 from fedbnn.defense.budget import Budget
 from fedbnn.defense.gate import Candidates, Gate
-from fedbnn.defense.moves import Moves
 from fedbnn.defense.privacy import Privacy
+from fedbnn.defense.robust import Moves
 from fedbnn.errors import ConfigError
-from fedbnn.federation import late
 from fedbnn.federation.engines import Engine
-from fedbnn.federation.late import Late, Order
 from fedbnn.heads import ExactHead, Head, LinearHead
-from fedbnn.methods import Method
+from fedbnn.methods import FedBNN, Method
 from fedbnn.protocol.messages import FitResult
 from fedbnn.protocol.state import State
 from fedbnn.protocol.stream import Stream
@@ -31,6 +30,34 @@ Record = dict[str, Any]
 SampleCounts = dict[int, dict[str, int]]
 COUNTS = "counts"
 """In a roll call, what was announced."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """What becomes of answers that come after their round.
+
+    Args:
+        late: `fold` multiplies the factor of a slow client into the round after the one in which it
+            comes; `refuse` does not wait for it. Engines that end a client at its deadline (all but
+            Flower on sites) have no late answers.
+        max_staleness: how many rounds after it was asked for a factor may still be used.
+    """
+
+    late: Literal["refuse", "fold"] = "refuse"
+    max_staleness: Count = 3
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds an order outlives its own."""
+        return self.max_staleness if self.late == "fold" else 0
+
+
+@dataclass
+class Order:
+    """An instruction to train: its digest, and the clients that still owe an answer to it."""
+
+    prior: str
+    owing: set[int]
 
 
 @dataclass(frozen=True)
@@ -74,12 +101,21 @@ def check(
         what, fix = "a late answer would be counted twice", "set federation.late: refuse"
         raise ConfigError(what, "privacy", fix)
     if when.late == "fold":
-        late.only_factors(method)
+        _only_factors(method)
     if private.on and stream.held and not stream.tasks[0].classes:
         what = "private clients announce nothing, and no test images name the classes"
         fix = "give the server a test folder with every class"
         raise ConfigError(what, "privacy", fix)
     _fitting(method, head, moves=bool(layout.size))
+
+
+def _only_factors(method: Method) -> None:
+    """Only factors can wait: weights and moments are worth nothing on another prior."""
+    factors = isinstance(method, FedBNN) and method.fold_by != "moments"
+    if not (factors and method.shares_prototypes):
+        what = "only factors may come late, and this method sends none"
+        fix = "use method fedbnn with fold_by product or scaled, or federation.late: refuse"
+        raise ConfigError(what, "federation.late", fix)
 
 
 def _fitting(method: Method, head: Head, moves: bool) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbnn.config.ranges import Count, NonNegative, NonNegativeCount, Positive, UnitInterval
+from fedbnn.config.schema import Count, NonNegative, NonNegativeCount, Positive, UnitInterval
+from fedbnn.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class ExactHead:
         temperature: log-densities are divided by it.
         prototypes: how much of the scores of the trained network (features g) is added.
         prior_mean: how much of the scores above, as of the rounds before, is the prior mean of the
-            network's in training, so that it learns only what they do not know.
+            network's in training, so that it learns only what they do not know; who predicts adds
+            them up again (`prototypes`).
         prior: classes are all alike (`uniform`), or as likely as met so far (`frequency`).
     """
 
@@ -76,6 +78,11 @@ class ExactHead:
     prototypes: NonNegative = 0.0
     prior_mean: NonNegative = 0.0
     prior: Literal["uniform", "frequency"] = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.prior_mean and not self.prototypes:
+            what = "with a prior_mean, what the network learns beside it would never be read"
+            raise ConfigError(what, "head.prototypes", "set it to 1, or leave prior_mean out")
 
 
 Head = LinearHead | GaussianHead | ExactHead

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedbnn.heads.factor import square, triangle
 from fedbnn.heads.posteriors import SMALLEST, ClassPosteriors
 from fedbnn.heads.prototypes import padded
+from fedbnn.heads.statistics import square, triangle
 from fedbnn.protocol.state import State
 
 

@@ -129,17 +129,17 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
         longest = torch.stack(far).amax(0) if far else torch.zeros_like(variance)
         ratios = torch.where(variance > 0, longest / variance.clamp_min(TINY).sqrt(), 0.0)
         found[client] = max(ratios.tolist(), default=0.0) / APART, "class means"
-    turned = [_turned(clients, space) for space in range(len(variance))]
+    turned = [_turned(clients, space, one) for space, one in enumerate(variance.tolist())]
     return farthest(found, *turned)
 
 
-def _turned(clients: Mapping[int, ClassMeans], space: int) -> Apart:
+def _turned(clients: Mapping[int, ClassMeans], space: int, variance: float) -> Apart:
     """Whose means tell classes apart the other way round in a space, as swapped ones do."""
     rows, counts = {}, {}
     for client, own in clients.items():
         rows[client] = dict(zip(own.classes, own.mean[:, space], strict=True))
         counts[client] = dict(zip(own.classes, own.count.tolist(), strict=True))
-    return apart_in_contrasts(rows, counts, "class means", learnt=False)
+    return apart_in_contrasts(rows, counts, "class means", variance)
 
 
 def _drift(others: Sequence[ClassMeans], known: ClassMeans, variance: Tensor) -> Tensor:
@@ -243,61 +243,86 @@ def apart_in_contrasts(
     rows: Mapping[int, Mapping[str, Tensor]],
     counts: Counts,
     name: str = "how rows tell classes apart",
-    learnt: bool = True,
+    variance: float | None = None,
 ) -> Apart:
     """Whose rows tell classes apart the other way round than everybody's: limit a cosine of -0.1.
 
     Rows of a new class point wherever the images of a client lead them; what is common to all rows
     of a client tells no classes apart. What is left does, for the classes C that k and j both hold:
 
-        a_kj = cos(w_k - mean_C w_k, w_j - mean_C w_j),      u_k = -10 max_j a_kj
+        x_kj = w_k - mean_C w_k,  a_kj = cos(x_kj, x_jk),      u_k = -10 max_j a_kj e_kj
 
     over the sixteen others that share most with k. Swapped rows have -a_kj. Two of those others are
-    needed. Where one has much of a class and the other little, first steps lead rows that are
-    `learnt` apart: then the two must lean to the same classes, for their images
+    needed. Few images may lead anywhere, and weigh as little: of means of images with this
+    `variance` S, contrasts count in full where they are four times as far apart as by chance, and
+    of rows that are learnt, those of clients with about as many images as the others n_j,
+
+        e_kj = min(1, |x_kj - x_jk|^2 / (16 S (|C| - 1) / |C| sum_C (1 / n_kc + 1 / n_jc)))
+        e_kj = min(1, n_k / median_j n_j)
+
+    Where one has much of a class and the other little, first steps lead rows that are learnt apart:
+    then the two must lean to the same classes, for their images
     sum_C (n_kc - mean_C n_k) (n_jc - mean_C n_j) >= 0.
     """
-    held = {k: {one for one in own if counts[k][one]} for k, own in rows.items()}
     found: Apart = {}
-    for k, own in held.items():
-        shared = {j: sorted(own & held[j]) for j in rows if j != k}
-        most = sorted(shared, key=lambda j: -len(shared[j]))[:MOST]
-        others = [j for j in most if len(shared[j]) > 1]
-        if sum(not learnt or _leans_alike(counts[k], counts[j], shared[j]) for j in others) > 1:
-            alike = max(_alike(rows[k], rows[j], shared[j]) for j in others)
-            found[k] = max(0.0, -alike / TURNED), name
+    for k in rows:
+        others = _sharing(counts, rows, k)
+        close = [j for j in others if variance is not None or _lean_alike(counts, k, j, others[j])]
+        if len(close) > 1:
+            weight = _weight_of_images(counts, k, [*others])
+            alike = []
+            for j, shared in others.items():
+                own, other = _contrast(rows[k], shared), _contrast(rows[j], shared)
+                if variance is not None:
+                    chance = variance * _chance(counts, k, j, shared)
+                    weight = float((own - other).square().sum()) / max(APART**2 * chance, TINY)
+                alike.append(min(1.0, weight) * _cosine(own, other))
+            found[k] = max(0.0, -max(alike) / TURNED), name
     return found
 
 
-def _leans_alike(own: Mapping[str, int], other: Mapping[str, int], shared: Sequence[str]) -> bool:
+def _sharing(
+    counts: Counts, rows: Mapping[int, Mapping[str, Tensor]], k: int
+) -> dict[int, list[str]]:
+    """Those who share most classes with client k, two at least, and which."""
+    held = {j: {one for one in own if counts[j][one]} for j, own in rows.items()}
+    shared = {j: sorted(held[k] & held[j]) for j in rows if j != k}
+    most = sorted(shared, key=lambda j: -len(shared[j]))[:MOST]
+    return {j: shared[j] for j in most if len(shared[j]) > 1}
+
+
+def _lean_alike(counts: Counts, k: int, j: int, shared: Sequence[str]) -> bool:
     """Whether two clients have more than their share of the same ones of some classes."""
 
     def excess(one: Mapping[str, int]) -> list[int]:
         whole = sum(one[name] for name in shared)
         return [len(shared) * one[name] - whole for name in shared]
 
-    return sum(p * q for p, q in zip(excess(own), excess(other), strict=True)) >= 0
+    return sum(p * q for p, q in zip(excess(counts[k]), excess(counts[j]), strict=True)) >= 0
 
 
-def _alike(own: Mapping[str, Tensor], other: Mapping[str, Tensor], shared: Sequence[str]) -> float:
-    """The cosine between two clients' rows of some classes, each without its mean; 0 of none."""
-    first, second = (torch.stack([rows[one] for one in shared]).double() for rows in (own, other))
-    first, second = ((rows - rows.mean(0)).flatten() for rows in (first, second))
+def _weight_of_images(counts: Counts, k: int, others: Sequence[int]) -> float:
+    """n_k / median_j n_j."""
+    usual = lower_median([sum(counts[j].values()) for j in others])
+    return sum(counts[k].values()) / usual
+
+
+def _chance(counts: Counts, k: int, j: int, shared: Sequence[str]) -> float:
+    """(|C| - 1) / |C| sum_C (1 / n_kc + 1 / n_jc)."""
+    scatter = sum(1 / counts[k][one] + 1 / counts[j][one] for one in shared)
+    return (len(shared) - 1) / len(shared) * scatter
+
+
+def _contrast(rows: Mapping[str, Tensor], shared: Sequence[str]) -> Tensor:
+    """w - mean_C w of some classes, in one vector."""
+    stacked = torch.stack([rows[one] for one in shared]).double()
+    return (stacked - stacked.mean(0)).flatten()
+
+
+def _cosine(first: Tensor, second: Tensor) -> float:
+    """The cosine between two vectors; 0 where one of them has no length."""
     length = float(first.norm() * second.norm())
     return float(first @ second) / length if length else 0.0
-
-
-def apart_in_drift(drifts: Mapping[int, float]) -> Apart:
-    """A relative change of moments by that of the others, or by a fifth if they are calm: limit 5.
-
-    All measure the same two backbones.
-    """
-    found: Apart = {}
-    for client, own in drifts.items():
-        others = [drift for other, drift in drifts.items() if other != client]
-        if len(others) > 1:
-            found[client] = own / max(lower_median(others), CALM) / LONG, "moments before training"
-    return found
 
 
 def apart_in_ways(clients: Mapping[int, ClassMeans], here: int, there: int) -> Apart:
@@ -339,6 +364,25 @@ def apart_in_size(sizes: Mapping[int, float], name: str, idle: float = 0.0) -> A
 def lower_median(values: Sequence[float]) -> float:
     """With two values the smaller one, so that one liar of three is outvoted; 0 of none."""
     return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def voted(values: Sequence[float]) -> float:
+    """The lower median of two values or more; 0 where one alone would decide."""
+    return lower_median(values) if len(values) > 1 else 0.0
+
+
+def peers(counts: Sequence[Mapping[str, float]]) -> list[set[int]]:
+    """For each client those others that hold classes of at least half of its images."""
+
+    def share(own: Mapping[str, float], other: Mapping[str, float]) -> float:
+        return sum(images for one, images in own.items() if other.get(one))
+
+    def of(k: int) -> set[int]:
+        half = sum(counts[k].values()) / 2
+        others = (j for j in range(len(counts)) if j != k)
+        return {j for j in others if half and share(counts[k], counts[j]) >= half}
+
+    return [of(k) for k in range(len(counts))]
 
 
 def farthest(*found: Apart) -> Apart:

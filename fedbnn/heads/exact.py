@@ -10,8 +10,8 @@ any order. A class asks for d + 1 numbers, all classes together for the d (d + 1
     m_c = s_c / n_c,      scatter = M - sum_c s_c s_c^T / n_c      (Normal-inverse-Wishart)
 
 With 300 filters d = 2,700: the server keeps 29 MB in float64 and 22 kB a class; a client with n
-images in k classes sends k d numbers and the R factor of its features (`fedbnn.heads.factor`), in
-float32 1.3 MB for 125 images, and is sent nothing but names.
+images in k classes sends k d numbers and the R factor of its features (`fedbnn.heads.statistics`),
+in float32 1.3 MB for 125 images, and is sent nothing but names.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,19 +20,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedbnn.heads import ExactHead, Head, checks, plain_sums
-from fedbnn.heads.discriminant import Discriminant
-from fedbnn.heads.factor import factor, length, square, triangle, unpacked
+from fedbnn.devices import CPU, visiting
+from fedbnn.heads import ExactHead, Head, checks, statistics
 from fedbnn.heads.gaussian import BATCH, EXCHANGE, Spec
-from fedbnn.heads.posteriors import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors, Discriminant
+from fedbnn.heads.statistics import factor, length, square, triangle, unpacked
 from fedbnn.images import ImageSet
-from fedbnn.machine.devices import CPU, visiting
 from fedbnn.networks.random_conv import RandomConv
 from fedbnn.protocol.messages import Update, class_counts
 from fedbnn.protocol.state import State
 
 NAME, ROWS = "exact", "exact.rows"
-COUNT, SUM, MOMENT = plain_sums.names(NAME)
+COUNT, SUM, MOMENT = statistics.names(NAME)
 
 
 def features(head: ExactHead, backbone: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -149,8 +148,9 @@ class ExactAggregator:
         return checks.defect_of_factor(counts, sums, self._factor(update).double())
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The variance of every feature within classes: all clients have it in common."""
-        yield checks.variances(class_counts(update), update.tensors[SUM], self._factor(update))
+        """The deviation of every feature within classes: all clients have it in common."""
+        upper = self._factor(update)
+        yield checks.variances(class_counts(update), update.tensors[SUM], upper).sqrt()
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
@@ -185,7 +185,7 @@ class SumsAggregator(ExactAggregator):
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Counts, sums by class, and the triangle of the second moment."""
-        return plain_sums.expected(NAME, len(counts), self.width)
+        return statistics.expected(NAME, len(counts), self.width)
 
     def defect(self, state: State, update: Update) -> str | None:
         """None: it may be noise, and how far it counts is limited by its length."""
@@ -246,12 +246,12 @@ class SumsFold(ExactFold):
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums."""
         index = self.state.index(update.classes)
-        count, total, moment = plain_sums.read(NAME, update)
+        count, total, moment = statistics.read(NAME, update)
         self.count[index] += trust * count
         self.sum[index] += trust * total
         self.moment += trust * moment
 
     def close(self) -> State:
         """As ever."""
-        self.count = plain_sums.counted(self.count)
+        self.count = statistics.counted(self.count)
         return super().close()

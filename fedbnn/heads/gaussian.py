@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.heads import GaussianHead, checks, plain_sums
+from fedbnn.devices import CPU, visiting
+from fedbnn.heads import GaussianHead, checks, statistics
 from fedbnn.heads.anchor import ANCHOR, BEFORE, NOW, PAIRS, Anchored, RoundSums
-from fedbnn.heads.factor import factor, length, unpacked
+from fedbnn.heads.drifts import apart_in_drifts
 from fedbnn.heads.posteriors import ClassPosteriors
+from fedbnn.heads.statistics import factor, length, unpacked
 from fedbnn.images import ImageSet
-from fedbnn.machine.devices import CPU, visiting
 from fedbnn.protocol.messages import Update, class_counts
 from fedbnn.protocol.state import State
 
@@ -38,7 +39,7 @@ Tensors = dict[str, Tensor]
 EXCHANGE = "statistics"
 SERVER_ONLY = ("posteriors.", "anchor.", "exact.count", "exact.sum", "exact.moment")
 NAME, FACTOR = "posteriors", "posteriors.factor"
-_, SUM, _ = plain_sums.names(NAME)
+_, SUM, _ = statistics.names(NAME)
 BACKBONE = ("backbone", "buffers")
 WHEN = (".anchor", ".before", "")
 """Backbones of an instruction, the new one last; one that is left out is like the one before it."""
@@ -147,16 +148,16 @@ class StatisticsAggregator:
         return checks.defect_of_factor(class_counts(update), sums, upper)
 
     def influence(self, state: State, update: Update) -> Iterator[Tensor]:
-        """The variance of every new feature within classes: all clients have it in common."""
+        """The deviation of every new feature within classes: all clients have it in common."""
         sums, upper = update.tensors[SUM][:, -self.width :], self.factor(update)[:, -self.width :]
-        yield checks.variances(class_counts(update), sums, upper)
+        yield checks.variances(class_counts(update), sums, upper).sqrt()
 
     def known(self, state: State, update: Update) -> dict[str, list[float]]:
         """Statistics have no rows to measure."""
         return {}
 
     def apart(self, state: State, updates: Sequence[Update]) -> checks.Apart:
-        """How far class means are from the others' in any space, and how much larger the drift.
+        """How far class means are from the others' in any space, and ways from those of others.
 
         Under the anchor the server's own sums never go stale: there a class of one client alone is
         compared with them, and its way to now with the ways of the others' classes.
@@ -166,8 +167,7 @@ class StatisticsAggregator:
         anchored = {client: one.under(ANCHOR) for client, one in means.items()}
         found = [checks.apart_in_means(means), checks.apart_in_means(anchored, self._met(state))]
         for place in (ANCHOR, BEFORE):
-            drifts = {client: _drift(one[place], one[NOW]) for client, one in rows.items()}
-            found.append(checks.apart_in_drift(drifts))
+            found.append(apart_in_drifts(rows, means, (place, NOW), self.head.ridge))
             found.append(checks.apart_in_ways(means, place, NOW))
         return checks.farthest(*found)
 
@@ -194,19 +194,6 @@ class StatisticsAggregator:
     def fold(self, state: State) -> "StatisticsFold":
         """Sums, then the map."""
         return StatisticsFold(self, state)
-
-
-def _drift(here: Tensor, there: Tensor) -> float:
-    """max(|A - C|, |B - C|) / |C|: how second moments changed since an older backbone.
-
-    With the columns P and Q of R for both, A = P^T P, B = P^T Q and C = Q^T Q, in r x r numbers
-    |A - C|^2 = |P P^T|^2 - 2 |P Q^T|^2 + |Q Q^T|^2 and |B - C|^2 = <(P - Q)(P - Q)^T, Q Q^T>.
-    """
-    old, both, new = here @ here.T, here @ there.T, there @ there.T
-    inner = old.square().sum() - 2 * both.square().sum() + new.square().sum()
-    cross = ((old - both - both.T + new) * new).sum()
-    change = torch.stack([inner, cross]).max().clamp_min(0).sqrt()
-    return float(change / new.norm().clamp_min(checks.TINY))
 
 
 class StatisticsFold:
@@ -246,7 +233,7 @@ class SumsAggregator(StatisticsAggregator):
 
     def expected(self, state: State, counts: Mapping[str, int]) -> Spec:
         """Counts, sums by class, and the triangle of the second moment of [a b f]."""
-        return plain_sums.expected(NAME, len(counts), 3 * self.width)
+        return statistics.expected(NAME, len(counts), 3 * self.width)
 
     def defect(self, state: State, update: Update) -> str | None:
         """None: it may be noise, and how far it counts is limited by its length."""
@@ -267,15 +254,15 @@ class SumsFold(StatisticsFold):
     def add(self, update: Update, trust: float = 1.0) -> None:
         """Add a client's sums."""
         index = self.state.index(update.classes)
-        count, total, moment = plain_sums.read(NAME, update)
+        count, total, moment = statistics.read(NAME, update)
         self.count[index] += trust * count
         self.sums[index] += trust * total
         self.moment += trust * moment
 
     def close(self) -> State:
         """As ever."""
-        self.count = plain_sums.counted(self.count)
-        moment = plain_sums.possible(self.count, self.sums, self.moment)
+        self.count = statistics.counted(self.count)
+        moment = statistics.possible(self.count, self.sums, self.moment)
         width = self.aggregator.width
         blocks = [row.split(width, 1) for row in moment.split(width)]
         self.grams = {(one, other): blocks[one][other] for one, other in PAIRS}

@@ -2,7 +2,7 @@
 
     p(y | x) = 1/S sum_s softmax(f(x; w_s)),   w_s ~ q(w);   for point weights S = 1 and w_1 = theta
 
-where f is the score of the prototypes; or that of class posteriors (`fedbnn.heads.discriminant`),
+where f is the score of the prototypes; or that of class posteriors (`fedbnn.heads.posteriors`),
 in the features of the network or in such as never move, with a share of it.
 """
 
@@ -16,12 +16,11 @@ from torch.nn.functional import linear as linear_of
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.model import FeatureClassifier
+from fedbnn.devices import CPU, visiting
 from fedbnn.heads import ExactHead, GaussianHead, Head, LinearHead, exact
-from fedbnn.heads.discriminant import Discriminant
-from fedbnn.heads.posteriors import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors, Discriminant
 from fedbnn.heads.prototypes import trained
 from fedbnn.images import ImageSet
-from fedbnn.machine.devices import CPU, visiting
 from fedbnn.protocol.state import State
 from fedbnn.seeds import generator
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Method
-from fedbnn.methods.bounds import Joint, Local
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact, Joint, Local
 from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.glfc import FCIL

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import NonNegative, Positive
+from fedbnn.config.schema import NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.images import ImageSet, joined
 from fedbnn.methods.aggregation import Aggregator, ServerStep, Spec

@@ -1,15 +1,24 @@
-"""The bounds: all data in one place (`joint`, upper), and every client alone (`local`, lower).
+"""What trained methods are measured by: all data in one place, every client alone, nothing trained.
 
     joint  each round   one virtual client has every image that participants of rounds 1..r were
                         given, once, and goes on with  min_theta  CE(theta; all of them)
            state        none;  floats per weight: 1 down, 1 up for one client
     local  each client  min_theta_k  CE(theta_k; D_k), from its own weights of the last time
            state        a whole model on every client;  floats per weight: 1 down (the start), 0 up
+    exact  each client  n_c, s_c = sum f, and the R factor of F:  forward passes alone
+           server       sums over clients, rounds and tasks:  the product of all likelihoods
+           state        none;  floats down: none (a frozen backbone: 1 per weight);
+                        up: see fedbnn.heads.exact
 
-Each round of `joint` makes `client.epochs` passes over all images so far, so over the rounds of a
-task it trains to convergence; it costs what it costs. A client of `local` trains as often as it
-would be sampled, with the same budget; each is tested on the classes it knows, then the mean over
-the clients of the round is taken.
+Each round of `joint` (upper bound) makes `client.epochs` passes over all images so far, so over the
+rounds of a task it trains to convergence; it costs what it costs. A client of `local` (lower bound)
+trains as often as it would be sampled, with the same budget; each is tested on the classes it
+knows, then the mean over the clients of the round is taken.
+
+`exact` is Bayes over features that nobody trains: the same images in another order, with other
+clients or in other rounds, give the same posterior, so it forgets nothing. Features are random
+convolutions (`head.features: random_conv`), or those of a network that is never trained
+(`backbone`), which may be one of yours (`network.weights`).
 """
 
 from collections.abc import Mapping
@@ -124,3 +133,12 @@ class Alone(LocalObjective):
     def answer(self, weights: Tensors, steps: int, lr: float) -> tuple[Tensors, State]:
         """Nothing is sent; backbone and statistics are kept beside the client's own prototypes."""
         return {}, State({name: weights[name] for name in WHOLE})
+
+
+@dataclass(frozen=True)
+class Exact(Method):
+    """Nothing is trained: class posteriors over fixed features."""
+
+    formula: ClassVar[str] = "p(c | x) from sums of n_c, s_c and f f^T over everybody"
+    trains: ClassVar[bool] = False
+    notes: ClassVar[Mapping[str, str]] = {"training": "none, so there is nothing to forget"}

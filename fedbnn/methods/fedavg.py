@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbnn.config.ranges import NonNegative
+from fedbnn.config.schema import NonNegative
 from fedbnn.methods.base import Assignment, LocalObjective, Method, Penalty
 from fedbnn.networks import Classifier
 

@@ -41,10 +41,10 @@ from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
 from fedbnn.bayes.gaussian import Gaussian
-from fedbnn.config.ranges import NonNegative, NonNegativeCount, Positive, Share
+from fedbnn.config.schema import NonNegative, NonNegativeCount, Positive, Share
 from fedbnn.errors import ConfigError
 from fedbnn.heads import prototypes
-from fedbnn.heads.checks import LONG, Apart, farthest, lower_median
+from fedbnn.heads.checks import LONG, Apart, farthest, lower_median, voted
 from fedbnn.methods.aggregation import (
     ROUNDING,
     Aggregator,
@@ -86,7 +86,7 @@ class FedBNN(Method):
             of `weights`.
         precision: how certain a client becomes. `learned`: gradient descent on log scales, as
             published. `curvature`: scales are held while means are trained, then L_k = L_0 + F_k /
-            c in closed form (fedbnn/bayes/curvature.py).
+            c in closed form (fedbnn/bayes/inference.py).
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         prototype_gain: the same of prototypes: how far from 0 those of a new class may lie. Clients
@@ -286,6 +286,6 @@ def _apart_in_rows(state: State, updates: Sequence[Update]) -> Apart:
     known, found = _usual(state) if carry else 0.0, Apart()
     for client, own in lengths.items():
         others = [lower_median(rows) for other, rows in lengths.items() if other != client]
-        if usual := max(known, lower_median(others) if len(others) > 1 else 0.0):
+        if usual := max(known, voted(others)):
             found[client] = max(own) / usual / LONG, "prototypes"
     return farthest(found, apart_in_rows(carry, means))

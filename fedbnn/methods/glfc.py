@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedbnn.config.ranges import Positive, Share, UnitInterval
+from fedbnn.config.schema import Positive, Share, UnitInterval
 from fedbnn.heads.gaussian import features as features_of
 from fedbnn.heads.prototypes import trained
 from fedbnn.images import ImageSet

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedbnn.config.ranges import Count, NonNegative, UnitInterval
+from fedbnn.config.schema import Count, NonNegative, UnitInterval
 from fedbnn.heads.checks import Apart, apart_in_size
 from fedbnn.heads.prototypes import gathered, trained
 from fedbnn.methods.aggregation import Aggregator, Fold, WeightedMean, largest, pieces

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import Count, NonNegative, Positive
+from fedbnn.config.schema import Count, NonNegative, Positive
 from fedbnn.heads import prototypes
 from fedbnn.methods.base import Assignment, Consolidation, LocalObjective, Method
 from fedbnn.networks import Classifier

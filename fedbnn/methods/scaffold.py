@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.flatten import Layout
-from fedbnn.config.ranges import Positive
+from fedbnn.config.schema import Positive
 from fedbnn.heads import checks
 from fedbnn.heads.prototypes import grow, padded
 from fedbnn.methods.aggregation import (

@@ -82,7 +82,8 @@ class Convolution(nn.Conv2d):
     """A convolution without bias; where one window holds the whole map, a matrix product.
 
     On maps of 1x1 and 2x2, where deep layers on small images end, most taps of a 3x3 kernel meet
-    padding alone: they are left out, and have the gradient 0, as before.
+    padding alone: they are left out, and have the gradient 0, as before. Under autocast both are
+    of its type, as they are for other convolutions.
     """
 
     def __init__(self, inner: int, outer: int, kernel: int, stride: int, padding: int) -> None:
@@ -94,8 +95,11 @@ class Convolution(nn.Conv2d):
         """The map of a batch."""
         if max(images.shape[-2:]) > self.most:
             return super().forward(images)
+        weight, kind = self.weight, images.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            images, weight = (one.to(torch.get_autocast_dtype(kind)) for one in (images, weight))
         found: Tensor
-        found, _ = _Window.apply(images, self.weight, self.margin)  # type: ignore[no-untyped-call]
+        found, _ = _Window.apply(images, weight, self.margin)  # type: ignore[no-untyped-call]
         return found
 
 

@@ -2,7 +2,7 @@
 
 Everything stands in the records of the rounds (`audit` in metrics.jsonl, written at the commit).
 How far a client moved the model in an exchange is the length of its part by that of the whole move
-(`fedbnn.defense.moves`): in the metric of the prior for weights, of class means for statistics.
+(`fedbnn.defense.robust`): in the metric of the prior for weights, of class means for statistics.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

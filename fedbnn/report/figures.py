@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from fedbnn.evaluation.evaluate import REGIMES, UNCERTAINTIES
-from fedbnn.evaluation.oracle import HEADS
+from fedbnn.evaluation.evaluate import HEADS, REGIMES, UNCERTAINTIES
 from fedbnn.report import style
 from fedbnn.report.schedule import Names, draw_schedule
 from fedbnn.report.tables import SPOKEN

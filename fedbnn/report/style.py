@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from fedbnn.machine.garbage import postponed
+from fedbnn.machine import postponed
 
 LOOKS = {
     "fedbnn": ("#0072B2", "o"),

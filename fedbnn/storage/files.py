@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -189,6 +190,25 @@ def remove_tree(path: Path) -> None:
 def as_json(value: Mapping[str, object]) -> bytes:
     """One line of JSON, the same for equal values."""
     return json.dumps(value, sort_keys=True).encode()
+
+
+def as_line(record: Mapping[str, Any]) -> bytes:
+    """One line of metrics.jsonl, with null for every number that JSON does not have."""
+    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Add a line to a file; when this returns, it survives a power cut."""
+    write(path, as_line(value), "ab")
+
+
+def finite(value: Any) -> Any:
+    """The same value with null for NaN and infinities."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

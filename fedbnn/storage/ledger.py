@@ -18,7 +18,6 @@ many clients are registered.
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -27,7 +26,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedbnn.config.ranges import Count
 from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.protocol.state import State, digest
 from fedbnn.storage import files
@@ -41,17 +39,6 @@ EVERY = 10**9
 LOG = logging.getLogger(__name__)
 _ROUND = re.compile(r"round-(\d{6,})")
 _OWN, _WAITS = re.compile(r"\d+-r\d+\.safetensors"), re.compile(r"(\d+)-(\d+)\.safetensors")
-
-
-@dataclass(frozen=True)
-class Retention:
-    """What of the past stays on disk: as far back as that, a client can be taken out again.
-
-    Args:
-        keep_rounds: how many of the newest rounds can be gone back to.
-    """
-
-    keep_rounds: Count = 3
 
 
 @dataclass(frozen=True)
@@ -112,25 +99,6 @@ class Committed:
     record: dict[str, Any]
 
 
-def append_record(run_dir: Path, record: Mapping[str, Any]) -> None:
-    """Add one round to metrics.jsonl; when this returns, the line survives a power cut."""
-    files.write(run_dir / METRICS, as_line(record), "ab")
-
-
-def as_line(record: Mapping[str, Any]) -> bytes:
-    """One line of metrics.jsonl, with null for every number that JSON does not have."""
-    return json.dumps(finite(record), allow_nan=False).encode() + b"\n"
-
-
-def finite(value: Any) -> Any:
-    """The same value with null for NaN and infinities."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def rounds(run_dir: Path) -> list[int]:
     """The rounds of a run that have a directory, oldest first."""
     root = run_dir / "state"
@@ -143,16 +111,6 @@ def _waiting(folder: Path) -> dict[tuple[int, int], Path]:
     there = folder.iterdir() if folder.is_dir() else ()
     named = [(_WAITS.fullmatch(path.name), path) for path in there]
     return dict(sorted(((int(name[1]), int(name[2])), path) for name, path in named if name))
-
-
-def kept(run_dir: Path, number: int) -> State:
-    """The state after a round that has a directory, if its digest is the one in its manifest."""
-    directory = run_dir / "state" / f"round-{number:06d}"
-    payload = files.read(directory / STATE)
-    if digest(payload) != Manifest.read(directory / MANIFEST).state:
-        what, fix = f"round {number} is damaged", "restore the directory from a copy"
-        raise RunDirectoryError(what, str(directory), fix)
-    return State.from_bytes(payload)
 
 
 class Ledger(AbstractContextManager["Ledger"]):
@@ -260,7 +218,8 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Keep what was announced for a round: by what it is, and by client."""
         with writing(self.root):
             self._rolls.mkdir(exist_ok=True)
-        files.write_atomic(self._rolls / f"{round:06d}.json", files.sealed(FORMAT, finite(roll)))
+        path = self._rolls / f"{round:06d}.json"
+        files.write_atomic(path, files.sealed(FORMAT, files.finite(roll)))
 
     def roll(self, round: int) -> dict[str, dict[int, Any]] | None:
         """What was announced for a round, or None if nobody was asked yet."""
@@ -364,7 +323,8 @@ class Ledger(AbstractContextManager["Ledger"]):
         """Make `round` the newest, all or nothing; `privates` are those of clients that changed."""
         if round != self.round + 1:
             raise ValueError(f"round {round} cannot follow round {self.round}")
-        payload, line, clients = state.to_bytes(), as_line(record), dict(self._manifest.clients)
+        payload, line = state.to_bytes(), files.as_line(record)
+        clients = dict(self._manifest.clients)
         with writing(self.root):
             for client, private in privates.items():
                 clients[client] = f"{client}-r{round}.safetensors", digest(private)

@@ -14,17 +14,19 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedbnn.config.schema import Count
 from fedbnn.errors import RunDirectoryError, called
-from fedbnn.protocol.state import digest
+from fedbnn.protocol.state import State, digest
 from fedbnn.storage import files
-from fedbnn.storage.files import Damaged, as_json, write_atomic
-from fedbnn.storage.ledger import CONFIG, METRICS, Ledger, finite
+from fedbnn.storage.files import Damaged, as_json, finite, write_atomic
+from fedbnn.storage.ledger import CONFIG, MANIFEST, METRICS, STATE, Ledger, Manifest
 
 Config = Mapping[str, Any]
 Record = dict[str, Any]
@@ -33,6 +35,17 @@ UNSEALED = ("state", "rejected", "wandb", "wandb.json", "log.txt", "beside")
 """What a run directory holds that may change when the run is complete."""
 _PACKAGES = """fedbnn torch torchvision pytorch-lightning pyro-ppl torchmetrics numpy scikit-learn
     safetensors jsonargparse rich matplotlib jinja2 wandb flwr"""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What of the past stays on disk: as far back as that, a client can be taken out again.
+
+    Args:
+        keep_rounds: how many of the newest rounds can be gone back to.
+    """
+
+    keep_rounds: Count = 3
 
 
 def start(ledger: Ledger, config: Config, beside: Mapping[str, bytes] | None = None) -> None:
@@ -195,6 +208,17 @@ def records(run_dir: Path) -> list[Record]:
                 raise RunDirectoryError(what, str(run_dir / METRICS), fix) from error
             return found[: number - 1]
     return found
+
+
+def kept(run_dir: Path, number: int) -> State:
+    """The state after a round that has a directory, if its digest is the one in its manifest."""
+    directory = run_dir / "state" / f"round-{number:06d}"
+    with suppress(OSError, ValueError):
+        payload = files.read(directory / STATE)
+        if digest(payload) == Manifest.read(directory / MANIFEST).state:
+            return State.from_bytes(payload)
+    what, fix = f"round {number} is damaged", "restore the directory from a copy"
+    raise RunDirectoryError(what, str(directory), fix)
 
 
 def _lines(run_dir: Path) -> list[bytes]:

@@ -7,8 +7,10 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import IO, Any, Self, TextIO
 
 from rich import box, progress
 from rich.console import Console as Screen
@@ -61,6 +63,21 @@ class Output:
             silence(self._file)
 
 
+def screen(file: TextIO) -> Screen:
+    """What prints to a stream; a cell of a notebook is one, and no terminal, though it says so."""
+    how: Any = {"force_terminal": file.isatty(), "force_jupyter": False}
+    return Screen(file=file, highlight=False, **how)
+
+
+def notebook_bar(total: int, file: IO[str]) -> Callable[[int], None]:
+    """Draw a bar if the stream is a cell of a notebook; what moves it."""
+    if not type(file).__module__.startswith("ipykernel."):
+        return lambda done: None
+    drawn = import_module("IPython.display").ProgressBar(total)
+    drawn.display()
+    return partial(setattr, drawn, "progress")
+
+
 class Watcher:
     """Somebody who wants to know how the rounds go; what is not overridden is not of interest."""
 
@@ -78,23 +95,26 @@ class Console(Watcher):
     """The face of a run. Use it as a context manager around the rounds.
 
     In a terminal two bars move: the rounds of the run, and the clients of the round. Elsewhere
-    there is at most one line a round, and about a hundred in all.
+    there is at most one line a round, and about a hundred in all; a notebook has a bar, too.
     """
 
     def __init__(self, rounds: int, done: int = 0, file: TextIO | None = None) -> None:
-        output: Any = Output(file or sys.stdout)
-        self.screen = screen = Screen(file=output, highlight=False, soft_wrap=False)
-        self._live = screen.is_terminal and not screen.is_dumb_terminal
+        self._file = file or sys.stdout
+        output: Any = Output(self._file)
+        self.screen = drawn = screen(output)
+        self._live = drawn.is_terminal and not drawn.is_dumb_terminal
         self._last, self._step = rounds, -(-rounds // MOST_LINES)
+        self._move: Callable[[int], None] = lambda done: None
         moving = progress.BarColumn(bar_width=24), progress.MofNCompleteColumn()
         times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
         columns = ("{task.description}", *moving, *times, "{task.fields[now]}")
-        self._bars = Progress(*columns, console=screen, transient=True, disable=not self._live)
+        self._bars = Progress(*columns, console=drawn, transient=True, disable=not self._live)
         self._rounds = self._bars.add_task("rounds", total=rounds, completed=done, now="")
         self._clients = self._bars.add_task("clients", total=None, now="")
 
     def __enter__(self) -> Self:
         self._bars.start()
+        self._move = notebook_bar(self._last, self._file)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,6 +153,7 @@ class Console(Watcher):
         line = "  ".join(filter(None, parts))
         LOG.log(logging.WARNING if incidents else logging.INFO, "%s", line)
         self._bars.update(self._rounds, completed=number)
+        self._move(number)
         if facts:
             self._bars.update(self._rounds, now=facts)
         if self._live:
@@ -150,8 +171,8 @@ class Console(Watcher):
         self.say(f"{results['method']}, seed {results['seed']}: {took}")
         if text := words.incidents(results):
             self.say(text)
-        page = run_dir / "report.html"
-        self.say(f"report  {page if page.is_file() else f'fedbnn report {run_dir}'}")
+        page, later = run_dir / "report.html", f"not drawn; to draw it: fedbnn report {run_dir}"
+        self.say(f"report  {page if page.is_file() else later}")
 
 
 def _facts(record: Record) -> str:
@@ -181,7 +202,7 @@ def rows(title: str, found: Sequence[Mapping[str, object]], file: TextIO | None 
     drawn = Grid(*(name.replace("_", " ") for name in found[0]), title=title, title_justify="left")
     for row in found:
         drawn.add_row(*(Text(escaped(_plain(value))) for value in row.values()))
-    Screen(file=file, highlight=False).print(drawn)
+    screen(file or sys.stdout).print(drawn)
 
 
 def _plain(value: object) -> str:

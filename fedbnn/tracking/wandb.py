@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from fedbnn.config.ranges import Positive
+from fedbnn.config.schema import Positive
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.storage import files, run_dir
 from fedbnn.storage.files import Damaged
-from fedbnn.storage.ledger import append_record
+from fedbnn.storage.ledger import METRICS
 from fedbnn.tracking.console import Watcher
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Tracker(Watcher):
 
     def round_done(self, record: Json) -> None:
         """The line of the round, on disk before anybody else sees it."""
-        append_record(self._run_dir, record)
+        files.append_line(self._run_dir / METRICS, record)
         self._mirror(record)
         self._loggers.round_done(record)
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fedbnn.methods import FedAvg
 
@@ -139,6 +139,11 @@ class Module(pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader[Any]:
         """Test."""
         return DataLoader(self.test)
+
+
+def unlabelled() -> Dataset:
+    """Images alone."""
+    return TensorDataset(torch.zeros(10, 1, 8, 8))
 
 
 def nonsense() -> int:

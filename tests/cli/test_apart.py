@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedbnn import devices
 from fedbnn.cli import apart
 from fedbnn.errors import Exit
-from fedbnn.machine import devices
 from tests.cli.command import ROOT, TINY, command, environment, process, started
 
 SERIAL = {"engine": {"name": "serial"}}

@@ -236,6 +236,15 @@ def test_a_mistake_is_found_before_anything_starts(
     assert list(files(home)) == ["tiny.yaml"]
 
 
+def test_parts_that_do_not_go_together_are_found_before_anything_starts(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--set", "head=exact", "--set", "head.features=backbone", "--out", "grid")
+    assert compare("--methods exact,fedbnn --seeds 0", *words) == 2
+    assert "the features of a backbone that is trained move" in capsys.readouterr().err
+    assert not (home / "grid").exists()
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_results_of_other_settings_are_not_taken_for_these(
     finished: Path, home: Path, capsys: pytest.CaptureFixture[str]

@@ -16,16 +16,17 @@ pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from fedbnn.cli import bench_sites, flower, site
+from fedbnn.cli import bench_sites, flower
 from fedbnn.cli.main import main
 from fedbnn.federation.engines.flower import client, engine, wire
-from fedbnn.federation.engines.flower.server import Ended
+from fedbnn.federation.engines.flower.engine import Ended
 from fedbnn.storage import run_dir
 from fedbnn.storage.ledger import Ledger
 from tests.cli.command import final
 from tests.federation.grids import Fault, LocalGrid
 
 Nodes = dict[int, dict[str, Any]]
+TRAINS = "fedbnn.cli.compose:client_runner"
 REFUSED = ["--method fcil", "--method local", "--method.share backbone_only"]
 
 
@@ -52,7 +53,7 @@ def started(
 ) -> LocalGrid:
     """`flwr run` with these words, to its end, on the three sites or on other nodes."""
     client._worker.cache_clear()
-    grid = LocalGrid(site.client, nodes or sites(home), fault)
+    grid = LocalGrid(client.client_app(TRAINS), nodes or sites(home), fault)
     words = words if "--resume" in words else f"--config tiny.yaml {words}"
     context = Context(7, 0, {}, RecordDict(), {"fedbnn": words})
     flower.server(grid, context)
@@ -176,7 +177,7 @@ def test_the_server_never_sees_an_image_that_a_site_trains_on(home: Path) -> Non
     theirs, other = painted(home / "theirs", 1), painted(home / "other", 2)
     serial = ["train", "--config", "tiny.yaml", *words.split(), str(theirs), "--run_dir", "serial"]
     assert main(serial) == 0
-    grid = LocalGrid(site.client, sites(home))
+    grid = LocalGrid(client.client_app(TRAINS), sites(home))
     for node in grid.nodes.values():
         node["stream.data_dir"] = str(theirs)
     run = {"fedbnn": f"--config tiny.yaml {words} {other} --run_dir sites"}

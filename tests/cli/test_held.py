@@ -12,11 +12,11 @@ pytest.importorskip("flwr", reason='needs Flower: pip install -c constraints.txt
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from fedbnn.cli import flower, site
+from fedbnn.cli import flower
 from fedbnn.cli.main import main
 from fedbnn.federation import server
 from fedbnn.federation.engines.flower import client, engine, wire
-from fedbnn.federation.engines.flower.server import Ended
+from fedbnn.federation.engines.flower.engine import Ended
 from fedbnn.methods.aggregation import TRAIN
 from fedbnn.protocol.messages import ANNOUNCE, FitInstruction, FitResult, read_update
 from fedbnn.report import figures
@@ -27,6 +27,7 @@ from tests.cli.held import HOLDS, WORDS, hold, hold_tests, painted
 from tests.federation.grids import Fault, LocalGrid, crossed
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+TRAINS = "fedbnn.cli.compose:client_runner"
 ONE = "--stream.rounds_per_task 1 --stream.clients_per_round 4 --stream.samples_per_round 80"
 
 
@@ -82,7 +83,7 @@ def on_sites(home: Path, more: str = "", fault: Fault | None = None, data: str =
     }
     words = f"--config tiny.yaml {WORDS} --stream.data_dir {data} --run_dir sites {more}"
     words = more if "--resume" in more else words
-    grid = LocalGrid(site.client, nodes, fault)
+    grid = LocalGrid(client.client_app(TRAINS), nodes, fault)
     flower.server(grid, Context(7, 0, {}, RecordDict(), {"fedbnn": words}))
 
 

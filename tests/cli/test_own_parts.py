@@ -184,3 +184,5 @@ def test_a_lightning_data_module_is_a_source(tmp_path: Path) -> None:
 def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nonsense gives no images"):
         DatasetRegistry(tmp_path).open(f"{HERE}:nonsense")
+    with pytest.raises(DataError, match=r"item 0 has no label: write \(image, label\)"):
+        DatasetRegistry(tmp_path).open(f"{HERE}:unlabelled")

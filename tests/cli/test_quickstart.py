@@ -45,7 +45,7 @@ def test_the_quickstart_fits_into_its_time_and_shows_what_a_newcomer_needs(tmp_p
         "@TS",
         "@Fin",
         "chance",
-        "report  fedbnn report runs/quickstart\n",
+        "report  not drawn; to draw it: fedbnn report runs/quickstart\n",
     ):
         assert name in shown
     assert "side by side  runs/quickstart/beside/report.html" in shown

@@ -12,7 +12,7 @@ import pytest
 from fedbnn.cli.report import command
 from fedbnn.cli.train import parse
 from fedbnn.config import yaml
-from fedbnn.evaluation.oracle import HEADS
+from fedbnn.evaluation.evaluate import HEADS
 from fedbnn.storage.run_dir import changed
 from tests.cli.command import fedbnn
 

@@ -1,6 +1,7 @@
 """`python train.py` as a newcomer meets it: what it prints and leaves, and that it repeats."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -170,6 +171,7 @@ def test_a_dry_run_shows_the_schedule_and_leaves_a_picture_only(
     assert printable(shown)
     for words in ("Schedule", "classes 0-4", "classes 5-9", "picture  runs/tiny-schedule.png"):
         assert words in shown
+    assert re.search(r"client\W+image\W+first\W+last\W+task\W+clients\W+shares\W+shares", shown)
     kept = [path for path in files(home) if not path.startswith("data/.cache/")]
     assert kept == ["runs/tiny-clients.gif", "runs/tiny-schedule.png", "tiny.yaml"]
     with Image.open(home / "runs" / "tiny-clients.gif") as picture:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedbnn.heads import GaussianHead
-from fedbnn.heads.factor import factor
 from fedbnn.heads.gaussian import FACTOR, SUM, StatisticsAggregator
+from fedbnn.heads.statistics import factor
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedbnn.bayes.elbo import Weights
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
+from fedbnn.bayes.model import BayesianModel, MeanFieldGuide, Weights
 from fedbnn.networks import MLP
 
 SHAPE = (1, 4, 4)

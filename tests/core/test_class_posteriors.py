@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.heads.anchor import ANCHOR, BEFORE, PAIRS, Moments, RoundSums
-from fedbnn.heads.factor import square, triangle, unpacked
+from fedbnn.heads.anchor import ANCHOR, BEFORE, PAIRS, Anchored, Moments, RoundSums
 from fedbnn.heads.gaussian import FACTOR, measure
 from fedbnn.heads.posteriors import ClassPosteriors
+from fedbnn.heads.statistics import square, triangle, unpacked
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, backbones, exchange, folded, statistics, world
@@ -76,17 +76,22 @@ class Moving:
 
 
 def played(moving: Moving, parts: list[Tensor], world: tuple[Tensor, Tensor], every: int) -> State:
-    """Rounds 1, 2, ...: each shows its part of the images, and the backbone moves before it."""
+    """Rounds 1, 2, ...: each shows its part of the images, and the backbone moves before it.
+
+    Two clients have it, the second of whom is heard first.
+    """
     features, labels = world
     state, before = backbones(4, classes=NAMES), 0
     for number, part in enumerate(parts, 1):
         state = state.having({"backbone": torch.tensor([float(number)])})
         anchor = int(state["anchor.backbone"]) if "anchor.backbone" in state else number
         old = before if "anchor.backbone" in state else number
-        seen = [moving.under(when, features[part]) for when in (number, anchor, old)]
-        update = statistics(seen[0], seen[1], labels[part], before=seen[2])
+        updates = []
+        for client, own in ((1, part[1::2]), (0, part[::2])):
+            now, there, then = (moving.under(k, features[own]) for k in (number, anchor, old))
+            updates.append(statistics(now, there, labels[own], client, before=then))
         asked = exchange(4, ridge=1e-12, anchor_rounds=every)
-        state, before = folded(state, [update], asked), number
+        state, before = folded(state, updates, asked), number
     return state
 
 
@@ -176,6 +181,15 @@ def test_what_is_remembered_is_moved_like_its_images() -> None:
             torch.testing.assert_close(getattr(found, name), value)
 
 
+def test_what_a_step_leaves_over_is_remembered_as_spread() -> None:
+    """The same images in two rounds: the old ones count as if they had been looked at again."""
+    here, before, now = torch.randn(3, 30, 4).double()
+    anchored = Anchored.of(State({}, NAMES[:1]), 4)
+    for found in (sums_of(here, here, before), sums_of(here, before, now)):
+        anchored = anchored.after(found, memory=1.0, ridge=1e-12)
+    torch.testing.assert_close(anchored.moments.outer, 2 * now.T @ now)
+
+
 def test_what_older_rounds_know_is_kept_where_this_round_knows_nothing() -> None:
     """A round of images in one direction alone: without memory the map forgets all others."""
     source = torch.Generator().manual_seed(0)
@@ -208,6 +222,43 @@ def test_a_class_lies_where_its_images_do_though_no_map_could_say_so() -> None:
     blind = torch.zeros_like(features)
     state = folded(State({}, NAMES), [statistics(features, blind, labels)], exchange(4))
     torch.testing.assert_close(state["posteriors.mean"], pooled(features, labels)[0])
+
+
+def test_what_no_map_says_of_a_class_moves_with_the_backbone_while_it_is_away() -> None:
+    """r_c T after a step x -> x T + t that images of another class show."""
+    (features, labels), blind = world(7), torch.zeros(60, 4).double()
+    turn, some = torch.randn(4, 4).double(), labels == 1
+    asked = exchange(4, ridge=1e-12)
+    first = folded(State({}, NAMES), [statistics(features, blind, labels)], asked)
+    moved = features[some] @ turn + 1
+    parts = moved, blind[some], labels[some]
+    second = folded(first, [statistics(*parts, before=features[some])], asked)
+    wanted = first["anchor.residual"] @ turn
+    torch.testing.assert_close(second["anchor.residual"][[0, 2]], wanted[[0, 2]])
+
+
+def test_what_the_map_leaves_over_makes_classes_wider() -> None:
+    """W_d^T S W_d + v E, from the images: features of now have noise that the anchor's have not."""
+    features, labels = world(7)
+    now = features + torch.randn(60, 4, generator=torch.Generator().manual_seed(7)).double()
+    state = folded(State({}, NAMES), [statistics(now, features, labels)], exchange(4))
+    drift = state["anchor.drift"]
+    rest = now - features @ drift[:-1] - drift[-1]
+    known = drift[:-1].T @ pooled(features, labels)[1] @ drift[:-1]
+    wider = known + 57 * rest.T @ rest / 60
+    torch.testing.assert_close(state["posteriors.scatter"], wider, rtol=1e-7, atol=1e-6)
+
+
+def test_another_anchor_leaves_classes_where_they_are_and_as_wide() -> None:
+    """Though no map from the old one said all of it: some is left over, and less of one class."""
+    features, labels = world(7)
+    now = features + torch.randn(60, 4, generator=torch.Generator().manual_seed(7)).double()
+    state = folded(State({}, NAMES), [statistics(now, features, labels)], exchange(4))
+    anchored = Anchored.of(state, 4)
+    assert float(anchored.residual.abs().max()) > 0.01
+    pairs = zip(vars(anchored.now()).values(), vars(anchored.renewed().now()).values(), strict=True)
+    for before, after in pairs:
+        torch.testing.assert_close(after, before)
 
 
 def test_trust_tempers_counts_and_sums_alike() -> None:

@@ -9,10 +9,9 @@ from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
 from datamodules.stream import FederatedStream
-from fedbnn.bayes.curvature import GROUPS, fisher, informed
-from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.bayes.gaussian import Gaussian
+from fedbnn.bayes.inference import GROUPS, ClosedFormELBO, fisher, informed
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.errors import ConfigError
 from fedbnn.heads import LinearHead, prototypes

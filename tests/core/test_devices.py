@@ -14,9 +14,9 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from fedbnn.cli.main import main
+from fedbnn.devices import VISIBLE, gpus, pinned
 from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import ClientFailed
-from fedbnn.machine.devices import VISIBLE, gpus, pinned
 from fedbnn.networks import MLP
 from fedbnn.seeds import forked
 from lightning_modules.client_trainer import ClientTrainer, LocalTraining

@@ -10,8 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from fedbnn.heads import GaussianHead
-from fedbnn.heads.discriminant import Discriminant, shrinkage
-from fedbnn.heads.posteriors import ClassPosteriors
+from fedbnn.heads.posteriors import ClassPosteriors, Discriminant, shrinkage
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, exchange, folded, statistics, world

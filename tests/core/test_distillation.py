@@ -7,10 +7,9 @@ from jsonargparse import ArgumentError
 from torch import Tensor, nn
 
 from datamodules import FederatedStream
-from fedbnn.bayes.distillation import FeatureDistillation
-from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
-from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
+from fedbnn.bayes.inference import ClosedFormELBO
+from fedbnn.bayes.model import BayesianModel, FeatureDistillation, MeanFieldGuide
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.networks import MLP, NETWORKS
 from lightning_modules.point_client import UNTRAINED

@@ -18,12 +18,12 @@ from fedbnn.defense.privacy import Privacy
 from fedbnn.errors import ConfigError
 from fedbnn.federation import server
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead, exact
-from fedbnn.heads.discriminant import Discriminant
 from fedbnn.heads.exact import COUNT, MOMENT, ROWS, SUM, ExactAggregator, PriorMean
-from fedbnn.heads.factor import factor
+from fedbnn.heads.posteriors import Discriminant
 from fedbnn.heads.predictive import Predictor
+from fedbnn.heads.statistics import factor
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact
 from fedbnn.networks import MLP, FixedFeatures
 from fedbnn.networks.random_conv import RandomConv
 from fedbnn.protocol.messages import Update
@@ -31,6 +31,7 @@ from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, world
 
 HEAD = ExactHead(filters=4)
+READ = replace(HEAD, prototypes=1.0)
 seeds = st.integers(0, 2**32)
 
 
@@ -84,6 +85,16 @@ def test_a_class_without_images_lies_where_all_images_are() -> None:
     torch.testing.assert_close(exact.posteriors(state).mean[2], features[some].mean(0))
 
 
+def test_trust_tempers_all_sums_alike() -> None:
+    update, ends = sent(*world(7)), []
+    for trust in (1.0, 0.25):
+        fold = ExactAggregator(HEAD, 4).fold(State({}, NAMES))
+        fold.add(update, trust)
+        ends.append(fold.close())
+    for name in (COUNT, SUM, MOMENT):
+        torch.testing.assert_close(ends[1][name], 0.25 * ends[0][name])
+
+
 def test_predictions_are_those_of_lda_on_all_features() -> None:
     features, labels = world(2, 240)
     state, head = rounds([[sent(features[:90], labels[:90])]]), replace(HEAD, shrinkage=0.4)
@@ -129,7 +140,7 @@ def test_rows_are_the_scores_of_the_discriminant_near_the_classes() -> None:
 
 def test_the_prior_mean_of_a_network_is_added_to_its_logits() -> None:
     images, rows = torch.randn(5, 1, 8, 8), torch.randn(4, 37)
-    head, state = replace(HEAD, prior_mean=0.5), State({ROWS: rows}, NAMES)
+    head, state = replace(READ, prior_mean=0.5), State({ROWS: rows}, NAMES)
     network = layout_of(MLP((1, 8, 8), (6,))).classifier(MLP((1, 8, 8), (6,)), torch.randn(2, 7))
     plain = network(images)
     network.prior_mean = PriorMean.of(head, state, ("c", "a"))
@@ -143,7 +154,7 @@ def test_the_prior_mean_of_a_network_is_added_to_its_logits() -> None:
 
 def test_the_prior_mean_of_a_class_nobody_has_met_is_the_last_row() -> None:
     rows, names = torch.randn(4, 6), (*NAMES, "new", "newer")
-    head = replace(HEAD, prior_mean=2.0, features="backbone")
+    head = replace(READ, prior_mean=2.0, features="backbone")
     found = PriorMean.of(head, State({ROWS: rows}, names), ("newer", "b", "new"))
     assert found is not None
     torch.testing.assert_close(found.rows, 2 * rows[[3, 1, 3]])
@@ -154,7 +165,7 @@ def test_the_prior_mean_of_a_class_nobody_has_met_is_the_last_row() -> None:
 
 def test_rows_are_of_all_images_so_far_and_of_a_class_where_they_are() -> None:
     features, labels = world(6, 300)
-    head, some = replace(HEAD, prior_mean=1.0), labels < 2
+    head, some = replace(READ, prior_mean=1.0), labels < 2
     fold = ExactAggregator(head, 4).fold(State({}, NAMES))
     fold.add(sent(features[some], labels[some]))
     state = fold.close()
@@ -199,7 +210,7 @@ def test_a_network_learns_beside_exact_scores(federate: Callable[..., Any], digi
     backbone = MLP(digits.image_shape, (16,))
     both, alone = (
         Predictor(backbone, layout_of(backbone), state, one).scores(digits.test(0))
-        for one in (head, replace(head, prototypes=0.0))
+        for one in (head, replace(head, prototypes=0.0, prior_mean=0.0))
     )
     linear = Predictor(backbone, layout_of(backbone), state, LinearHead()).scores(digits.test(0))
     torch.testing.assert_close(both, alone + linear, rtol=1e-4, atol=1e-4)
@@ -226,9 +237,16 @@ def test_prototypes_over_fixed_features_start_from_what_exact_scores_know(
     images, layout = digits.test(0), layout_of(backbone)
     both = Predictor(backbone, layout, state, head, samples=3).scores(images)
     linear = Predictor(backbone, layout, state, LinearHead(), samples=3).scores(images)
-    alone = Predictor(backbone, layout, state, replace(head, prototypes=0.0)).scores(images)
+    unread = replace(head, prototypes=0.0, prior_mean=0.0)
+    alone = Predictor(backbone, layout, state, unread).scores(images)
     torch.testing.assert_close(both, alone + 0.5 * linear, rtol=1e-4, atol=1e-4)
     assert float((both - both[:1]).abs().max()) > 0
+
+
+def test_a_network_that_learns_beside_exact_scores_must_be_read() -> None:
+    with pytest.raises(ConfigError, match=r"never be read \(head.prototypes\)"):
+        ExactHead(prior_mean=1.0)
+    assert ExactHead(prior_mean=1.0, prototypes=0.1).prior_mean == 1
 
 
 def test_heads_that_a_method_cannot_feed_are_refused(federate: Callable[..., Any]) -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnn.heads.factor import factor, length, unpacked
+from fedbnn.heads.statistics import factor, length, unpacked
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 9))

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.bayes import elbo
-from fedbnn.bayes.elbo import WeightedKL, Weights
+from fedbnn.bayes import inference
+from fedbnn.bayes.inference import WeightedKL
+from fedbnn.bayes.model import Weights
 from tests.core.small_models import kl_by_weight, small
 
 
@@ -123,7 +124,7 @@ def test_the_kl_of_pieces_is_that_of_the_whole(
     leaves = (loc, log_scale) if learned else (loc,)
     found = []
     for piece in (50, 7):
-        monkeypatch.setattr(elbo, "PIECE", piece)
+        monkeypatch.setattr(inference, "PIECE", piece)
         total = WeightedKL.apply(loc, log_scale if learned else None, prior, weight)
         found.append((total, torch.cat(torch.autograd.grad(total, leaves))))
     (whole, gradient), (pieces, by_piece) = found

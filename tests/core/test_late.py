@@ -9,10 +9,9 @@ import torch
 from datamodules.stream import FederatedStream
 from fedbnn.defense.gate import Gate
 from fedbnn.errors import ConfigError
-from fedbnn.federation import late, server
+from fedbnn.federation import exchange, server
 from fedbnn.federation.engines import Engine, Private
-from fedbnn.federation.late import Late, Order
-from fedbnn.federation.parts import Federation
+from fedbnn.federation.parts import Federation, Late, Order
 from fedbnn.methods import FedAvg, FedBNN, Method
 from fedbnn.protocol.messages import (
     Failure,
@@ -239,9 +238,9 @@ UPDATE = Update("run", 3, "train", 5, "asked", 1, {}, {"x": torch.ones(1)})
 def test_only_what_was_asked_may_come_late(change: dict[str, object], reason: str) -> None:
     answer = FitResult(5, replace(UPDATE, **change).to_bytes(), late=True)  # type: ignore[arg-type]
     asked = {3: Order("asked", {5}), 4: Order("asked", {6})}
-    late.check(FitResult(5, UPDATE.to_bytes()), asked, folded=6, most=3)
+    exchange.owed(FitResult(5, UPDATE.to_bytes()), asked, folded=6, most=3)
     with pytest.raises(Refused, match=reason):
-        late.check(answer, asked, folded=7, most=3)
+        exchange.owed(answer, asked, folded=7, most=3)
 
 
 class Again(Slow):

@@ -13,7 +13,7 @@ from fedbnn.defense.gate import Gate
 from fedbnn.defense.privacy import Privacy
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead
 from fedbnn.methods import FCIL, METHODS, FedAvg, FedBNN, Scaffold
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact
 from fedbnn.methods.importance import EWC
 from fedbnn.protocol.messages import FitInstruction, FitResult, read_update
 from tests.core.playing import FAST, Federate, Overheard, Short, after

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from fedbnn.machine import memory
+from fedbnn import machine
 
 glibc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
 MB = 2**20
@@ -13,7 +13,7 @@ MB = 2**20
 
 @glibc
 def test_glibc_takes_both_settings_and_still_serves_memory() -> None:
-    assert memory.keep()
+    assert machine.keep_memory()
     assert torch.ones(5_000_000).sum() == 5_000_000
 
 
@@ -25,19 +25,19 @@ def kept_between_blocks() -> list[torch.Tensor]:
 
 @glibc
 def test_what_is_kept_is_given_back_also_from_between_what_is_in_use() -> None:
-    assert memory.keep()
-    memory.trim()
-    before = memory.resident()
+    assert machine.keep_memory()
+    machine.trim_memory()
+    before = machine.resident()
     used = kept_between_blocks()
-    assert memory.resident() - before > 350 * MB
-    memory.trim()
-    assert memory.resident() - before < 100 * MB
+    assert machine.resident() - before > 350 * MB
+    machine.trim_memory()
+    assert machine.resident() - before < 100 * MB
     assert sum(map(torch.sum, used)) == 10 * 2**20
 
 
 def test_elsewhere_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not memory.keep()
+    assert not machine.keep_memory()
     used = torch.ones(5_000_000)
-    memory.trim()
+    machine.trim_memory()
     assert used.sum() == 5_000_000

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedbnn.bayes.elbo import ClosedFormELBO
 from fedbnn.bayes.flatten import layout_of
+from fedbnn.bayes.inference import ClosedFormELBO
 from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.methods import FedBNN
 from fedbnn.networks import MLP, NETWORKS, Classifier

@@ -207,6 +207,24 @@ def test_a_convolution_on_a_map_of_any_size_is_that_of_torch(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("sides", [(1, 1), (2, 2), (4, 4)])
+def test_under_autocast_a_convolution_has_the_types_of_that_of_torch(
+    sides: tuple[int, int],
+) -> None:
+    ours = Convolution(3, 5, 3, 2, 1)
+    plain = nn.Conv2d(3, 5, 3, 2, 1, bias=False)
+    plain.load_state_dict(ours.state_dict())
+    found = []
+    for one in (ours, plain):
+        images = torch.linspace(-1, 1, 12 * sides[0] * sides[1]).view(4, 3, *sides).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = one(images)
+        seen.sum().backward()
+        found.append((seen, images.grad, one.weight.grad))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=0.02)
+
+
 def test_gradients_of_single_images_go_through_a_convolution_of_one_window() -> None:
     ours = Convolution(3, 5, 3, 2, 1).double()
     images = torch.randn(4, 3, 2, 2, dtype=torch.float64)

@@ -8,10 +8,11 @@ import torch
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.defense.privacy import Privacy, Protection, Question, unit
-from fedbnn.heads import ExactHead, GaussianHead, plain_sums
+from fedbnn.heads import ExactHead, GaussianHead
 from fedbnn.heads.exact import ExactAggregator
 from fedbnn.heads.exact import SumsAggregator as ExactSums
 from fedbnn.heads.gaussian import SumsAggregator
+from fedbnn.heads.statistics import possible, summed
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
@@ -37,7 +38,7 @@ def protected(updates: list[Update], settings: Privacy, seed: int = 1) -> list[U
     question = Question(State({}, NAMES), NAMES, LAYOUT, 10.0)
     asked, counts = tuple(range(CLIENTS)), settings.announced(NAMES)
     guard = Protection(settings, question, asked, counts, True, seed)
-    return [*guard([plain_sums.summed(one) for one in updates])]
+    return [*guard([summed(one) for one in updates])]
 
 
 def test_without_noise_and_a_clip_nobody_reaches_the_posteriors_are_the_same() -> None:
@@ -100,10 +101,10 @@ def test_noise_leaves_a_moment_that_images_could_have(seed: int) -> None:
     count = torch.tensor([5.0, 1.0, 0.0], dtype=torch.float64)
     sums = torch.randn(3, 6, generator=source, dtype=torch.float64) * (count > 0)[:, None]
     noise = torch.randn(6, 6, generator=source, dtype=torch.float64)
-    moment = plain_sums.possible(count, sums, noise + noise.T)
+    moment = possible(count, sums, noise + noise.T)
     within = moment - sums.T @ (sums / count.clamp_min(1)[:, None])
     assert float(torch.linalg.eigvalsh(within)[0]) > -1e-9
-    again = plain_sums.possible(count, sums, moment)
+    again = possible(count, sums, moment)
     assert torch.allclose(again, moment, atol=1e-9)
 
 

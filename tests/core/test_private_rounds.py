@@ -17,7 +17,7 @@ from fedbnn.heads.exact import COUNT, MOMENT, SUM
 from fedbnn.heads.gaussian import measure
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.methods import FedBNN
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import FitInstruction, FitResult, read_update
 from fedbnn.protocol.state import State

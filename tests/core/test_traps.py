@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from fedbnn.bayes.elbo import ClosedFormELBO
+from fedbnn.bayes.inference import ClosedFormELBO
 from fedbnn.bayes.model import SITE, BayesianModel, MeanFieldGuide
 from tests.core.small_models import BATCH, small
 
@@ -237,7 +237,7 @@ def test_no_file_that_knows_a_guide_copies_or_pickles_one() -> None:
     found = {path.name: copies(path.read_text()) for path in files}
     copied = {name: calls for name, calls in found.items() if calls}
     assert copied.pop("client_trainer.py")[0].startswith("deepcopy(self._unused[")
-    assert copied == {"distillation.py": ["deepcopy(backbone)"]}
+    assert copied == {"model.py": ["deepcopy(backbone)"]}
     assert copies("import pickle\ncopy.deepcopy(guide)") == ["pickle", "copy.deepcopy(guide)"]
 
 

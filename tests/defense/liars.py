@@ -15,7 +15,7 @@ from fedbnn.cli.compose import compose
 from fedbnn.cli.train import parse
 from fedbnn.federation import experiment
 from fedbnn.federation.engines import Answer, Engine, Private
-from fedbnn.heads import factor
+from fedbnn.heads import statistics
 from fedbnn.methods import glfc
 from fedbnn.protocol.messages import (
     Failure,
@@ -162,29 +162,46 @@ Means = Callable[[Tensor, Tensor], Tensor]
 def invented(move: Means) -> Lie:
     """Statistics of images that are not there: other class means, the scatter within classes kept.
 
-    M' = M - sum_c n_c m_c m_c^T + sum_c n_c m'_c m'_c^T has a root of as few rows as there are
-    images, so nothing in it contradicts itself. `move` makes m' of m and of the root mean square
-    deviation of an image from the mean of its class.
+    `move` makes means of those there are and of the root mean square deviation of an image from the
+    mean of its class.
     """
 
     def lie(update: Update) -> Update:
-        [(sums, root)] = [(s, r) for s, r in SUMS.items() if s in update.tensors]
-        said, count = update.tensors[sums].double(), class_counts(update)[:, None]
-        wide = said.shape[1]
-        upper = factor.unpacked(update.tensors[root].double(), update.samples, wide)
-        mean = said / count
-        scatter = upper.square().sum() - (count * mean.square()).sum()
-        other = move(mean, (scatter.clamp_min(0) / count.sum()).sqrt())
-        basis = torch.linalg.qr(torch.cat([upper, other]).T).Q
-        seen, old, new = upper @ basis, mean @ basis, other @ basis
-        square = seen.T @ seen - old.T @ (count * old) + new.T @ (count * new)
-        values, vectors = torch.linalg.eigh(square)
-        rows = (vectors * values.clamp_min(0).sqrt()).T[-min(update.samples, wide) :] @ basis.T
-        found = {sums: count * other, root: factor.factor(rows)}
-        tensors = {name: value.float() for name, value in found.items()}
-        return replace(update, tensors=tensors)
+        mean, around = _seen(update)
+        scale = (around.square().sum() / update.samples).sqrt()
+        return _shown(update, move(mean, scale), around)
 
     return lie
+
+
+def turned(update: Update) -> Update:
+    """About the means of their classes images lie the other way in the last third of the features.
+
+    Of class posteriors in trained features these are those of now.
+    """
+    mean, around = _seen(update)
+    around[:, -(around.shape[1] // 3) :] *= -1
+    return _shown(update, mean, around)
+
+
+def _seen(update: Update) -> tuple[Tensor, Tensor]:
+    """Class means, and n - C rows X with X^T X = M - sum_c n_c m_c m_c^T."""
+    [(sums, root)] = [(s, r) for s, r in SUMS.items() if s in update.tensors]
+    said, counts = update.tensors[sums].double(), class_counts(update)[:, None]
+    upper = statistics.unpacked(update.tensors[root].double(), update.samples, said.shape[1])
+    centres = said / counts.sqrt()
+    values, vectors = torch.linalg.eigh(upper.T @ upper - centres.T @ centres)
+    left = max(1, min(update.samples, said.shape[1]) - len(said))
+    return said / counts, (vectors * values.clamp_min(0).sqrt()).T[-left:]
+
+
+def _shown(update: Update, mean: Tensor, around: Tensor) -> Update:
+    """The statistics of images with these means, which lie so about them: all is consistent."""
+    [(sums, root)] = [(s, r) for s, r in SUMS.items() if s in update.tensors]
+    counts = class_counts(update)[:, None]
+    rows = torch.cat([around, counts.sqrt() * mean])[-update.samples :]
+    found = {sums: counts * mean, root: statistics.factor(rows)}
+    return replace(update, tensors={name: value.float() for name, value in found.items()})
 
 
 def _swapped(mean: Tensor, scale: Tensor) -> Tensor:
@@ -230,6 +247,7 @@ ABOUT_CLASSES: Mapping[str, Lie] = {
     "counts 0": _nothing,
     "counts of other classes": _no_counts,
     "two classes swapped": invented(_swapped),
+    "images turned about their classes": turned,
     **{f"towards the next class, {far:g}": invented(_towards(far)) for far in (0.5, 1.0, 3.0)},
     **{f"along one direction, {far:g}": invented(_along(far)) for far in (0.5, 1.0, 3.0)},
 }

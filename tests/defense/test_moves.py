@@ -7,8 +7,7 @@ import torch
 
 from fedbnn.bayes.gaussian import Gaussian
 from fedbnn.defense.gate import Gate
-from fedbnn.defense.moves import moves_of_means, moves_of_points
-from fedbnn.defense.robust import squared_distances
+from fedbnn.defense.robust import moves_of_means, moves_of_points, squared_distances
 from fedbnn.methods.aggregation import influence_of_factor
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.protocol.messages import Update

@@ -20,7 +20,7 @@ from fedbnn.defense.privacy import Privacy, Protection, Question
 from fedbnn.errors import ConfigError, Exit, PrivacyError, RunDirectoryError
 from fedbnn.heads import ExactHead, GaussianHead, LinearHead
 from fedbnn.methods import FedAvg, FedBNN
-from fedbnn.methods.exact import Exact
+from fedbnn.methods.bounds import Exact
 from fedbnn.methods.scaffold import Scaffold
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import Update

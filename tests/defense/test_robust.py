@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedbnn.defense import robust
 from fedbnn.defense.robust import pulls, row_lengths, squared_distances, trust
+from fedbnn.heads import checks
 from fedbnn.methods import aggregation
 from fedbnn.methods.aggregation import largest, pieces
 
@@ -51,13 +52,13 @@ def drifting() -> tuple[torch.Tensor, list[dict[str, int]]]:
 
 def test_peers_hold_classes_of_half_of_the_images() -> None:
     counts = [{"cat": 9, "dog": 3}, {"cat": 1}, {"dog": 50}, {"dog": 2, "owl": 2, "cat": 0}, {}]
-    assert robust.peers(counts) == [{1}, {0}, {0, 3}, {0, 2}, set()]
+    assert checks.peers(counts) == [{1}, {0}, {0, 3}, {0, 2}, set()]
 
 
 def test_the_first_clients_of_a_new_task_are_measured_by_each_other() -> None:
     points, counts = drifting()
     assert min(pulls(squares(points), [9] * 10)[7:]) > 2 * 1.7  # by all others: refused
-    found = pulls(squares(points), [9] * 10, alike=robust.peers(counts))
+    found = pulls(squares(points), [9] * 10, alike=checks.peers(counts))
     assert max(found) < 1.7
     assert found[:7] == pulls(squares(points), [9] * 10)[:7]
 
@@ -67,7 +68,7 @@ def test_a_liar_among_peers_stands_out(liar: int, by: float) -> None:
     """One of the new task who goes much farther; one of the old task who goes as far as the new."""
     points, counts = drifting()
     points[liar] *= by
-    found = pulls(squares(points), [9] * 10, alike=robust.peers(counts))
+    found = pulls(squares(points), [9] * 10, alike=checks.peers(counts))
     assert found.pop(liar) > 2 * 1.7
     assert max(found) < 1.7
 
@@ -75,7 +76,7 @@ def test_a_liar_among_peers_stands_out(liar: int, by: float) -> None:
 @given(st.integers(3, 9), st.integers(0, 5))
 def test_where_all_hold_the_same_classes_peers_change_nothing(clients: int, seed: int) -> None:
     points = torch.randn(clients, 7, generator=torch.Generator().manual_seed(seed))
-    alike = robust.peers([{"cat": 2, "dog": 1}] * clients)
+    alike = checks.peers([{"cat": 2, "dog": 1}] * clients)
     same = squares(points), [9] * clients
     assert pulls(*same, alike=alike) == pulls(*same)
 

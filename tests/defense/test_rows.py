@@ -1,5 +1,7 @@
 """Rows of a class by those of its other holders: by class, and in any direction."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,9 +94,32 @@ def test_a_new_class_told_the_other_way_round_is_found_where_no_row_can_be_compa
 def test_swapping_two_of_three_classes_is_turning_them() -> None:
     """With the third row in the middle the cosine is that of two classes: -1."""
     found = {k: {**own, "owl": (own["cat"] + own["dog"]) / 2} for k, own in rows(0.0).items()}
-    held = {client: {**own, "owl": 3} for client, own in HELD.items()}
+    held = {client: {"cat": 10, "dog": 5, "owl": 3} for client in HELD}
     found[1]["cat"], found[1]["dog"] = found[1]["dog"], found[1]["cat"]
     assert turned(found, held)[1] == pytest.approx(1 / checks.TURNED)
+
+
+@pytest.mark.parametrize("images", [2, 10])
+def test_contrasts_of_learnt_rows_weigh_by_the_images_behind_them(images: int) -> None:
+    """u_k = 10 n_k / median_j n_j where everybody tells cats and dogs apart the other way."""
+    found, whole = rows(0.0), {"cat": 10, "dog": 10}
+    found[0] = {"cat": found[0]["dog"], "dog": found[0]["cat"]}
+    held = dict.fromkeys(range(1, CLIENTS), whole) | {0: {"cat": images // 2, "dog": images // 2}}
+    assert turned(found, held)[0] == pytest.approx(images / 20 / checks.TURNED)
+
+
+@pytest.mark.parametrize(("images", "far"), [(1, 1 / 16), (4, 0.25), (16, 1.0)])
+def test_contrasts_of_means_count_by_how_much_farther_than_by_chance_they_are(
+    images: int, far: float
+) -> None:
+    """Of |2 x|^2 = 4 apart, 16 S (1 - 1 / 2) (2 / n + 2 / n) = 64 / n are allowed for at S = 2."""
+    half = torch.zeros(WIDTH)
+    half[0] = 1 / math.sqrt(2)
+    found = {k: {"cat": half, "dog": -half} for k in range(1, CLIENTS)}
+    found[0] = {"cat": -half, "dog": half}
+    held = {k: {"cat": images, "dog": images} for k in range(CLIENTS)}
+    judged = checks.apart_in_contrasts(found, held, "class means", variance=2.0)
+    assert judged[0] == (pytest.approx(far / checks.TURNED), "class means")
 
 
 def test_two_others_with_the_same_two_classes_are_needed_to_see_a_turn() -> None:

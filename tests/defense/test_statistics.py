@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedbnn.defense.gate import Gate
-from fedbnn.heads import ExactHead, checks
+from fedbnn.heads import ExactHead, checks, drifts
 from fedbnn.heads.exact import SUM, ExactAggregator
-from fedbnn.heads.factor import factor, triangle, unpacked
 from fedbnn.heads.gaussian import FACTOR
 from fedbnn.heads.gaussian import SUM as SUMS
+from fedbnn.heads.statistics import factor, triangle, unpacked
 from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 from tests.core.class_features import NAMES, backbones, exchange, statistics
@@ -84,6 +84,22 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+@pytest.mark.parametrize("kind", ["moved", "fixed"])
+def test_the_influence_of_statistics_is_the_deviation_within_classes(kind: str) -> None:
+    """sqrt(sum_i (f_i - m_c(i))^2 / (n - C)), feature by feature."""
+    new, labels = features(0)
+    sent_by = {"moved": (exchange(WIDTH), sent(0)), "fixed": (exact(), exact_update(0))}
+    aggregator, update = sent_by[kind]
+    means = torch.stack([new[labels == c].mean(0) for c in range(3)])
+    deviation = ((new - means[labels]).square().sum(0) / (len(new) - 3)).sqrt()
+    (found,) = aggregator.influence(State({}, NAMES), update)
+    assert torch.allclose(found.double(), deviation, rtol=1e-4)
+
+
+def exact() -> ExactAggregator:
+    return ExactAggregator(HEAD, WIDTH)
+
+
 def test_honest_statistics_count_in_full(played: Played, tmp_path: Path) -> None:
     assert played.judged(played.updates, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
 
@@ -125,6 +141,61 @@ def test_class_means_are_compared_under_every_rule(
     for trusting in (Gate(influence_cap=None), replace(gate, influence_cap=None)):
         assert not played.judged(forged, tmp_path, settings=trusting).refused
     assert played.judged(played.updates, tmp_path).trust == everybody
+
+
+DEVIATIONS = torch.tensor([2.0, 1.0, 0.5, 0.1, 0.1, 0.05]).double()
+TURNED = {
+    "all under the newest": ((), range(WIDTH)),
+    "all under the anchor": (range(WIDTH), ()),
+    "where they hardly scatter": ((), range(3, WIDTH)),
+}
+
+
+def scattered(client: int, anchor: Sequence[int] = (), newest: Sequence[int] = ()) -> Update:
+    """Images that scatter more in some directions than in others; about the means of their classes
+    some `turned` the other way under the anchor, or under the newest backbone."""
+    seen, labels = features(client)
+    means = torch.eye(3, WIDTH).double()[labels] * 4 + 1
+    around = (seen - means) * DEVIATIONS
+    around -= torch.stack([around[labels == c].mean(0) for c in range(3)])[labels]
+    old, new = around.clone(), 1.01 * around
+    old[:, [*anchor]] *= -1
+    new[:, [*newest]] *= -1
+    update = statistics(means + new, means + old, labels, client, means + around)
+    return replace(update, tensors={name: value.float() for name, value in update.tensors.items()})
+
+
+@pytest.mark.parametrize("turned", TURNED)
+def test_images_that_lie_the_other_way_about_their_classes_are_refused(
+    tmp_path: Path, turned: str
+) -> None:
+    """Means, counts and deviations are honest; the map to the newest backbone would be turned."""
+    state = State({"prototypes": torch.zeros(3, WIDTH + 1)}, NAMES)
+    honest = [scattered(client) for client in range(CLIENTS)]
+    played = Played(exchange(WIDTH), state, honest)
+    assert played.judged(honest, tmp_path).trust == dict.fromkeys(range(CLIENTS), 1.0)
+    forged = scattered(CLIENTS - 1, *TURNED[turned])
+    assert played.aggregator.defect(state, forged) is None
+    found = played.judged([*honest[:-1], forged], tmp_path)
+    assert found.refused[CLIENTS - 1].startswith("its ways of images about their classes are ")
+    assert found.trust == dict.fromkeys(range(CLIENTS - 1), 1.0)
+
+
+def test_how_differently_features_lie_is_measured_about_the_means_of_classes() -> None:
+    """d = sum |x - y|^2 / sum (|x|^2 + |y|^2) in the metric of M, from the images themselves."""
+    source = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 40, WIDTH, generator=source, dtype=torch.float64)
+    labels = torch.arange(40) % 3
+    update = statistics(y, x, labels)
+    rows = exchange(WIDTH).factor(update).double().split(WIDTH, 1)
+    means = exchange(WIDTH)._means(update, rows)
+    metric = x.T @ x + y.T @ y
+    root = torch.linalg.cholesky(metric + 0.1 * metric.diagonal().mean() * torch.eye(WIDTH))
+    for one in (x, y):
+        one -= torch.stack([one[labels == c].mean(0) for c in range(3)])[labels]
+    lengths = [float((torch.linalg.inv(root) @ one.T).square().sum()) for one in (x - y, x, y)]
+    found = drifts._share(rows, means, (0, 2), drifts._root({0: rows}, (0, 2), 0.1))
+    assert found == pytest.approx(lengths[0] / (lengths[1] + lengths[2]))
 
 
 def lonely(client: int, held: int = 3, moved: Sequence[float] = (0.0, 0.0, 0.0)) -> Update:

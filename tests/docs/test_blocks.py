@@ -61,14 +61,14 @@ def test_a_command_is_understood(words: tuple[str, ...], monkeypatch: pytest.Mon
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert name in targets
-    elif program == "python":
+    elif name in ("train.py", "train"):
         _train(rest)
     else:
         _other(name, rest)
 
 
 def _train(words: list[str]) -> None:
-    """The words of `python train.py`: a configuration, or a screen of text."""
+    """The words of `python train.py` or `fedbnn train`: a configuration, or a screen of text."""
     if not words or "--resume" in words:
         assert set(words) <= {"--resume", "last", "runs/quickstart"}
     elif {"--help", "--print_config"} & set(words):

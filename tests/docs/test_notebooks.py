@@ -1,5 +1,6 @@
 """The notebooks run from top to bottom; they are kept without outputs."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +48,14 @@ def test_a_notebook_runs(path: Path, kernel: tuple[KernelManager, Path]) -> None
         client.kc.stop_channels()
     shown = [cell for cell in notebook.cells if cell.get("outputs")]
     assert len(shown) >= 3
+    outputs = [output for cell in shown for output in cell.outputs]
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
+    pages = [output.data.get("text/html", "") for output in outputs if "data" in output]
+    [bar] = [page for page in pages if page.startswith("<progress")]
+    assert re.search(r"max='(\d+)' value='\1'", bar)
+
+
+def test_what_a_compared_run_says_is_in_its_log(kernel: tuple[KernelManager, Path]) -> None:
+    logs = [*kernel[1].glob("runs/both/logs/*.txt")]
+    assert len(logs) == 2
+    assert all("round 4/4" in log.read_text() for log in logs)

@@ -16,8 +16,8 @@ from fedbnn.protocol.messages import FitInstruction, FitResult, Update
 from fedbnn.protocol.state import State, content_digest
 from fedbnn.seeds import generator
 from fedbnn.storage import run_dir as directory
-from fedbnn.storage.files import Rejected
-from fedbnn.storage.ledger import Ledger, append_record
+from fedbnn.storage.files import Rejected, append_line
+from fedbnn.storage.ledger import METRICS, Ledger
 
 SITES, CLIENTS, SAMPLES = 30, 5, 20
 CONFIG = {"name": "toy"}
@@ -110,7 +110,7 @@ def play(ledger: Ledger, engine: Engine, state: State, round: int, gate: Gate) -
             "bytes_up": candidates.bytes_up,
         }
         ledger.commit(round, state, privates, record)
-    append_record(ledger.run_dir, record)
+    append_line(ledger.run_dir / METRICS, record)
     return state
 
 

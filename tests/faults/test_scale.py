@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedbnn import machine
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.defense.gate import Gate
 from fedbnn.federation import server
 from fedbnn.federation.engines import SerialEngine
 from fedbnn.federation.parts import Federation
 from fedbnn.heads import LinearHead, prototypes
-from fedbnn.machine import memory
 from fedbnn.methods import Scaffold
 from fedbnn.methods.scaffold import BACKBONE, PROTOTYPES
 from fedbnn.networks import MLP
@@ -94,7 +94,7 @@ class Watcher:
     def round_done(self, record: Mapping[str, Any]) -> None:
         if record["round"] % 25 == 0:
             own = [path for path in self.run_dir.rglob("*") if path.suffix == ".safetensors"]
-            self.seen.append((memory.resident(), sum(path.stat().st_size for path in own)))
+            self.seen.append((machine.resident(), sum(path.stat().st_size for path in own)))
 
 
 def played(run_dir: Path, rounds: int) -> tuple[list[tuple[float, int]], int]:

@@ -88,7 +88,7 @@ def test_the_end_is_the_table_and_the_place_of_the_report(lines, run) -> None:
     text = shown(io.StringIO(), lines, run)
     assert "average" in text
     assert f"{run['class_agnostic']['avg_fin']:.1f}" in text
-    assert text.rstrip().endswith("report  fedbnn report runs/x")
+    assert text.rstrip().endswith("report  not drawn; to draw it: fedbnn report runs/x")
 
 
 def test_a_page_that_was_drawn_is_named(run, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from fedbnn.errors import RunDirectoryError
 from fedbnn.protocol.state import State
-from fedbnn.storage.ledger import Ledger, append_record
+from fedbnn.storage.files import append_line
+from fedbnn.storage.ledger import METRICS, Ledger
 from fedbnn.storage.run_dir import environment, reconcile, records, write_json
 
 
@@ -21,7 +22,7 @@ def rounds(run_dir: Path) -> list[int]:
 
 def filled(run_dir: Path, last: int) -> Path:
     for number in range(1, last + 1):
-        append_record(run_dir, {"round": number, "value": number / 2})
+        append_line(run_dir / METRICS, {"round": number, "value": number / 2})
     return run_dir
 
 
@@ -33,7 +34,7 @@ def test_what_is_appended_is_read_back(tmp_path) -> None:
 def test_a_line_is_on_the_disk_before_append_returns(tmp_path, monkeypatch) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
-    append_record(tmp_path, {"round": 1})
+    append_line(tmp_path / METRICS, {"round": 1})
     assert synced == [len('{"round": 1}\n')]
 
 
@@ -44,7 +45,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
         for number in range(1, 4):
             record = {"round": number, "value": number / 2}
             ledger.commit(number, State({}), {}, record)
-            append_record(tmp_path, record)
+            append_line(tmp_path / METRICS, record)
         yield ledger
 
 
@@ -66,7 +67,7 @@ def test_a_line_cut_short_by_a_crash_is_replaced(ledger: Ledger, cut: int) -> No
     path = ledger.run_dir / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     reconcile(ledger)
-    append_record(ledger.run_dir, {"round": 4})
+    append_line(ledger.run_dir / METRICS, {"round": 4})
     assert rounds(ledger.run_dir) == [1, 2, 3, 4]
     assert not ledger.warnings
 
@@ -119,7 +120,8 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: bytes) -> None:
 
 
 def test_numbers_that_json_does_not_have_become_null(tmp_path) -> None:
-    append_record(tmp_path, {"round": 1, "nested": [math.nan, {"a": math.inf}], "fine": 1.0})
+    odd = [math.nan, {"a": math.inf}]
+    append_line(tmp_path / METRICS, {"round": 1, "nested": odd, "fine": 1.0})
     assert records(tmp_path)[0] == {"round": 1, "nested": [None, {"a": None}], "fine": 1.0}
 
 
@@ -139,7 +141,7 @@ def test_a_json_file_is_whole_or_not_there(tmp_path, monkeypatch) -> None:
 def test_a_directory_that_is_a_file_is_named(tmp_path) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(RunDirectoryError, match=r"cannot write: Not a directory .*metrics\.jsonl"):
-        append_record(tmp_path / "run", {"round": 1})
+        append_line(tmp_path / "run" / METRICS, {"round": 1})
 
 
 def test_the_environment_says_with_what_and_gives_nothing_private(tmp_path, monkeypatch) -> None:

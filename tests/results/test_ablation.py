@@ -1,7 +1,9 @@
 """Every line of results/ablation.py is a configuration that can be composed."""
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +11,33 @@ from fedbnn.cli.compose import compose
 from fedbnn.cli.train import parse
 
 ROOT = Path(__file__).parents[2]
+TAKEN_APART = "anchor, memory, transport, fixed features, prior mean, curvature, server step"
+TAKEN_APART += ", function prior, SNN initialisation, temperature, aggregation"
 
 
-def test_every_factor_is_a_setting_that_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def factors(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Mapping[str, Any]]:
     monkeypatch.syspath_prepend(str(ROOT / "results"))
-    factors = importlib.import_module("ablation").FACTORS
-    assert len(factors) >= 15
+    found: Mapping[str, Mapping[str, Any]] = importlib.import_module("ablation").FACTORS
+    return found
+
+
+def words(config: str, settings: Mapping[str, Any]) -> list[str]:
+    """As a command is told them; `times` is no setting but the script's."""
+    said = [f"--{key}={value}" for key, value in settings.items() if key != "times"]
+    return [f"--config={ROOT / 'conf' / config}", *said]
+
+
+def test_every_factor_is_a_setting_that_there_is(factors, tmp_path: Path) -> None:
+    assert {name.partition(":")[0] for name in factors} >= set(TAKEN_APART.split(", "))
     for place, settings in enumerate(factors.values()):
-        words = [f"--{key}={value}" for key, value in settings.items() if key != "times"]
-        config = f"--config={ROOT / 'conf' / 'quickstart.yaml'}"
-        compose(parse([config, f"--stream.data_dir={tmp_path}", *words]), tmp_path / str(place))
+        parsed = parse([*words("quickstart.yaml", settings), f"--stream.data_dir={tmp_path}"])
+        compose(parsed, tmp_path / str(place))
+
+
+def test_every_factor_goes_with_what_another_configuration_has_on(factors) -> None:
+    """A server step and the function prior, which the digits leave off."""
+    told = {name: parse(words("cifar100_ci_fast.yaml", one)) for name, one in factors.items()}
+    steps = {name: one["method"]["server_lr"] for name, one in told.items()}
+    assert steps["as configured"] == 2
+    assert steps["aggregation: moments"] == 1

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedbnn.cli.train import parse
+
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -90,6 +92,49 @@ def test_every_protocol_names_methods_and_a_configuration_that_exist(protocol: M
             assert sum(knob.trials for knob in knobs) == read.budget
             assert all(len(knob.grid) <= knob.trials for knob in knobs)
         assert len(set(read.seeds)) >= 3
+
+
+@pytest.mark.parametrize(("name", "weight"), [("cifar100_ci_fast", 0), ("gradual_ti_fast", 0.1)])
+def test_methods_of_a_table_predict_by_one_setting_of_a_head(
+    protocol: ModuleType, name: str, weight: float, tmp_path: Path
+) -> None:
+    """Where the configuration sets the head, all methods with that head have what it sets."""
+    read = protocol.Protocol.read(RESULTS / "protocols" / f"{name}.yaml")
+    runs, heads = protocol.Runs(read, tmp_path, "data", 1, {}), dict[str, Any]()
+    for method in read.methods:
+        said = {"method": method, **runs.settings(method)}
+        words = [f"--{key}={protocol._text(value)}" for key, value in said.items()]
+        head = parse([f"--config={RESULTS.parent / read.config}", *words])["head"]
+        assert heads.setdefault(head["name"], head) == head
+    assert heads["gaussian"]["prototypes"] == weight
+
+
+def test_a_table_tuned_as_another_has_its_winners_but_for_what_it_sets(
+    protocol: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gradual.yaml"
+    file.write_text(
+        "config: conf/gradual_ci_fast.yaml\ntuned_as: quickstart\nseeds: [0, 1, 2]\n"
+        "shared: {head: gaussian, fedprox:method.mu: null}\nmethods: [exact, fedprox, fedavg]\n"
+    )
+    (tmp_path / "quickstart.yaml").write_bytes(
+        (RESULTS / "protocols" / "quickstart.yaml").read_bytes()
+    )
+    read = protocol.Protocol.read(file)
+    assert (read.name, read.trials, [*read.methods]) == (
+        "gradual",
+        "quickstart",
+        ["exact", "fedprox", "fedavg"],
+    )
+    lr = [({"method.lr": 1e-4}, 90.0), ({"method.lr": 3e-4}, 95.0), ({"method.lr": 1e-3}, 80.0)]
+    known = {"fedavg": lr, "fedprox": [({"method.mu": 10.0}, 90.0)]}
+    runs = protocol.Runs(read, tmp_path, "data", 1, known)
+    said: list[str] = []
+    monkeypatch.setattr(protocol.subprocess, "run", lambda words, check: said.extend(words))
+    runs.table(runs.tuned())
+    assert {"fedavg:method.lr=0.0003", "fedprox:method.mu=null", "head=gaussian"} <= {*said}
+    with pytest.raises(SystemExit, match="quickstart has no trials of fedprox"):
+        replace(runs, known={"fedavg": lr}).tuned()
 
 
 def test_trials_of_another_day_are_not_played_again(

@@ -13,8 +13,8 @@ import torch
 from fedbnn.errors import RunDirectoryError
 from fedbnn.protocol.state import State, digest
 from fedbnn.storage import run_dir as runs
-from fedbnn.storage.files import sealed, unsealed
-from fedbnn.storage.ledger import Ledger, append_record
+from fedbnn.storage.files import append_line, sealed, unsealed
+from fedbnn.storage.ledger import METRICS, Ledger
 
 
 def played(run_dir: Path, seed: int, rounds: int = 4, seconds: float = 1.0) -> Path:
@@ -25,7 +25,7 @@ def played(run_dir: Path, seed: int, rounds: int = 4, seconds: float = 1.0) -> P
             state = State({"backbone": torch.full((3,), float(10 * seed + number))})
             record = {"round": number, "seconds": seconds}
             ledger.commit(number, state, {number % 2: b"kept"}, record)
-            append_record(run_dir, record)
+            append_line(run_dir / METRICS, record)
     return run_dir
 
 
@@ -73,6 +73,20 @@ def test_another_configuration_in_its_place_is_found(tmp_path: Path) -> None:
     shutil.copy(theirs / "state" / "config.json", ours / "state" / "config.json")
     with pytest.raises(RunDirectoryError, match="a round of another run"):
         Ledger(ours)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{}"])
+def test_a_kept_round_that_is_looked_at_is_whole_or_damaged(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    """`report --oracle` looks at all of them."""
+    run = played(tmp_path / "run", 0)
+    assert runs.kept(run, 3).tensors
+    path = run / "state" / "round-000003" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match="round 3 is damaged"):
+        runs.kept(run, 3)
 
 
 def test_a_damaged_manifest_does_not_cost_the_round_after_it(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from threading import Event, Thread
 from types import MappingProxyType
 from typing import Any
 
-from fedbnn.config.ranges import Count, Positive
+from fedbnn import machine
+from fedbnn.config.schema import Count, Positive
+from fedbnn.devices import pinned
 from fedbnn.errors import FederationError
 from fedbnn.federation.engines import Answer, Private, worker
-from fedbnn.machine import memory
-from fedbnn.machine.devices import pinned
 from fedbnn.protocol.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
@@ -252,7 +252,7 @@ class Peer:
             if time.monotonic() >= self._due:
                 late = f"no answer within {self._deadline:g} s"
                 self.kill(late if self.ready else "its worker did not start in time")
-            elif self._memory < inf and memory.resident(self._process.pid) > self._memory * 2**20:
+            elif self._memory < inf and machine.resident(self._process.pid) > self._memory * 2**20:
                 self.kill(f"its worker used more than {self._memory:g} MB")
 
     def kill(self, reason: str) -> None:

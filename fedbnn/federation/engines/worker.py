@@ -73,15 +73,15 @@ def composed(entry: str, config: Mapping[str, Any]) -> "Worker":
 
 def _serve(worker: "Worker", connection: Connection, inbox: Inbox) -> None:
     """Each instruction comes once, then the clients that shall follow it."""
+    from fedbnn import machine
     from fedbnn.federation.engines import answer
-    from fedbnn.machine import memory
 
     instruction = b""
     while True:
         head = json.loads(inbox.get())
         if head["instruction"]:
             instruction = inbox.get()
-            memory.trim()
+            machine.trim_memory()
         private = inbox.get() if head["private"] else None
         for part in _parts(answer(worker, instruction, head["client"], private)):
             connection.send_bytes(part)

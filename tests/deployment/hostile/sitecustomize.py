@@ -75,7 +75,7 @@ class Watch:
     """Waits for the app: what is imported before it delays the first sign of life for Flower."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        if name == "fedbnn.cli.site":
+        if name == "fedbnn_app.client":
             sys.meta_path.remove(self)  # type: ignore[arg-type]
             disturb()
 

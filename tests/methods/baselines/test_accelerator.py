@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedbnn.devices import CPU
 from fedbnn.heads import HEADS, ExactHead, exact, gaussian, predictive
 from fedbnn.heads.predictive import Predictor
-from fedbnn.machine.devices import CPU
 from fedbnn.methods import METHODS
 from fedbnn.methods.base import Assignment
 from fedbnn.protocol.state import State

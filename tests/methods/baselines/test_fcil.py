@@ -1,6 +1,8 @@
 """FCIL: compensation, relations, exemplars, transitions and the proxy's choice."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from fedbnn.methods.glfc import (
     prototypes,
     relation_target,
 )
+from fedbnn.methods.lwf import remember
 from fedbnn.networks import MLP, Classifier
 from fedbnn.protocol.messages import FitInstruction, Update
 from fedbnn.protocol.state import State
@@ -255,14 +258,17 @@ def test_a_client_keeps_at_least_one_image_of_each_class() -> None:
     assert Replay().counts({}, kept) == {"a": 1, "b": 1, "c": 1}
 
 
-def compensated_loss(replayed: int) -> tuple[float, float, float]:
+def compensated_loss(
+    replayed: int, distil: float = 0.5, teacher: Any = None
+) -> tuple[float, float, float]:
     """The loss of six images of which the last are replayed; with weights, and without any."""
     images = pictures([0, 1, 0, 1, 2, 2])
     with forked(0):
         network, batch = Classifier(MLP((1, 1, 1), (4,)), 3), torch.randn(6, 1, 1, 1)
     instruction, layout = FitInstruction("r", 1, "train", State({})), layout_of(network.backbone)
     assignment = Assignment(instruction, layout, 0, images.classes, images, None, replayed)
-    terms = Compensated(FCIL(), assignment, network.backbone, images.classes, None, torch.zeros(2))
+    parts = (assignment, network.backbone, images.classes, teacher, torch.zeros(2))
+    terms = Compensated(FCIL(distil=distil), *parts)
     features, logits = network.outputs(batch)
     logits = logits.detach()
     shifted, target = logits - math.log(2), torch.nn.functional.one_hot(images.labels, 3).float()
@@ -278,6 +284,35 @@ def test_gradients_are_compensated_only_where_there_are_old_classes() -> None:
     assert alone == pytest.approx(plain, rel=1e-5)
     assert alone != pytest.approx(weighted, rel=1e-4)
     assert compensated_loss(2)[0] == pytest.approx(weighted, rel=1e-5)
+
+
+def test_relations_count_a_and_compensated_gradients_the_rest() -> None:
+    """Of an old model that gives the third class one in three, whatever it sees."""
+    known = {"inside": torch.tensor([2]), "outside": torch.zeros(0, 5)}
+    teacher = SimpleNamespace(**known, logits=lambda images: torch.zeros(len(images), 1))
+    gradients, relations = compensated_loss(2)[1], compensated_loss(2, 1.0, teacher)[0]
+    assert relations != pytest.approx(gradients, rel=1e-2)
+    found = compensated_loss(2, 0.25, teacher)[0]
+    assert found == pytest.approx(0.75 * gradients + 0.25 * relations, rel=1e-5)
+
+
+@pytest.mark.parametrize(("met", "kept"), [(False, BEST), (True, OLD)])
+def test_who_meets_a_new_class_learns_from_the_best_model_and_others_from_the_old(
+    met: bool, kept: str, toy
+) -> None:
+    images, backbone = toy().train(1, 0), MLP((1, 4, 4), (8,))
+    layout, rows = layout_of(backbone), torch.randn(4, 9)
+    weights, buffers = layout.read(backbone)
+    samples = torch.tensor([float(met), 1, 1, 1], dtype=torch.float64)
+    parts = {"backbone": weights, "buffers": buffers, "prototypes": rows}
+    state, models = State({**parts, "prototypes.samples": samples}, images.classes), {}
+    for name in (BEST, OLD):
+        models[name] = torch.randn_like(weights)
+        state = remember(state, name, state.having({"backbone": models[name]}))
+    instruction = FitInstruction("r", 1, "train", state)
+    assignment = Assignment(instruction, layout, 0, tuple(images.counts()), images, None)
+    terms = FCIL().objective(assignment, layout.classifier(backbone, rows))
+    assert torch.equal(layout.read(terms.teacher.backbone)[0], models[kept])
 
 
 def test_a_row_of_zeros_begins_at_one_in_c(toy) -> None:

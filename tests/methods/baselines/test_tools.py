@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbnn.bayes.distillation import FeatureDistillation
 from fedbnn.bayes.flatten import layout_of
+from fedbnn.bayes.model import FeatureDistillation
 from fedbnn.heads import HEADS
 from fedbnn.methods import METHODS, Method
 from fedbnn.methods.base import LocalObjective

@@ -11,7 +11,7 @@ from math import ceil
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from fedbnn.config.ranges import Count, NonNegative, Positive
+from fedbnn.config.schema import Count, NonNegative, Positive
 from fedbnn.errors import ConfigError, FederationError
 from fedbnn.federation.engines import Answer, Private
 

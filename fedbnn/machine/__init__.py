@@ -1,1 +1,0 @@
-"""The machine below: its devices, its memory, its garbage, and what torchvision may lack."""
