@@ -34,7 +34,11 @@ FACTORS: Mapping[str, Settings] = {
     "memory: none of earlier drift": {"head.memory": 0},
     "transport: classes stay where they were": {"head.ridge": 1e9},
     "fixed features: exact head over random filters": {"head": "exact"},
-    "prior mean: prototypes begin at those posteriors": {"head": "exact", "head.prior_mean": 1},
+    "prior mean: the network learns what those posteriors do not know": {
+        "head": "exact",
+        "head.prior_mean": 1,
+        "head.prototypes": 1,
+    },
     "curvature: scales learned instead": {"method.precision": "learned"},
     "curvature: learned, prototypes of a narrow prior": {
         "method.precision": "learned",
@@ -48,7 +52,7 @@ FACTORS: Mapping[str, Settings] = {
     "SNN initialisation: three rounds": {"method.r_init": 3},
     "temperature: a third": {"times": 1 / 3},
     "temperature: three times": {"times": 3},
-    "aggregation: moments": {"method.fold_by": "moments"},
+    "aggregation: moments": {"method.fold_by": "moments", "method.server_lr": 1},
     "aggregation: product, damped": {"method.fold_by": "product", "method.server_lr": 0.2},
     "linear prototypes: not read": {"head.prototypes": 0},
     "linear head": {"head": "linear"},

@@ -14,7 +14,10 @@ more. Runs that are finished are not run again, so the command can be stopped an
 with the comparison at the winners in runs/protocol-NAME/, and all trials in tuning.json and
 tuning.md of results/NAME/. Trials that stand there already, of another day or machine, are taken
 from there. `--methods` plays some of the methods only, each as it would be played with the others;
-`--only_tune` stops before the comparison.
+`--only_tune` stops before the comparison, `--seeds` compares over others.
+
+A file whose `tuned_as` names another protocol has a table of its own and no trials: its methods
+have what is shared and what won there, but for what it sets itself.
 """
 
 import argparse
@@ -70,16 +73,32 @@ class Protocol:
     shared: Mapping[str, Any]
     methods: Mapping[str, tuple[Knob, ...]]
     knobs: Mapping[str, tuple[Knob, ...]]
+    tuned_as: str | None = None
 
     @classmethod
     def read(cls, file: Path) -> "Protocol":
         """The protocol of a YAML file, in which every method has as many trials as the others."""
         said = yaml.safe_load(file.read_text())
+        if "tuned_as" in said:
+            return cls._like(cls.read(file.with_stem(said["tuned_as"])), file.stem, said)
         knobs = {method: _knobs(found or {}) for method, found in said.pop("methods").items()}
         for method, mine in knobs.items():
             if mine and sum(knob.trials for knob in mine) != said["budget"]:
                 sys.exit(f"{file}: {method} has not {said['budget']} trials, as the others have")
         return cls(file.stem, methods=knobs, knobs=knobs, seeds=tuple(said.pop("seeds")), **said)
+
+    @staticmethod
+    def _like(other: "Protocol", name: str, said: Mapping[str, Any]) -> "Protocol":
+        """The protocol of a table whose methods have what won in another."""
+        methods = {method: other.knobs[method] for method in said["methods"]}
+        own = {**said, "seeds": tuple(said["seeds"]), "methods": methods, "knobs": methods}
+        shared = {**other.shared, **said.get("shared", {})}
+        return replace(other, **{**own, "name": name, "shared": shared, "tuned_as": other.trials})
+
+    @property
+    def trials(self) -> str:
+        """The protocol whose trials these methods have."""
+        return self.tuned_as or self.name
 
 
 def _knobs(said: Mapping[str, Any]) -> tuple[Knob, ...]:
@@ -176,6 +195,10 @@ class Runs:
         """The trials of every method that has a knob, so many methods at a time."""
         found: dict[str, Played] = {}
         tuned = [method for method, knobs in self.protocol.methods.items() if knobs]
+        if self.protocol.tuned_as is not None:
+            if missing := {*tuned} - {*self.known}:
+                sys.exit(f"{self.protocol.tuned_as} has no trials of {', '.join(sorted(missing))}")
+            return {method: self.known[method] for method in tuned}
         with ProcessPoolExecutor(self.jobs, get_context("fork")) as pool:
             waiting = {pool.submit(self.played, method): method for method in tuned}
             for one in as_completed(waiting):
@@ -203,13 +226,14 @@ class Runs:
 
     def table(self, found: Mapping[str, Played]) -> None:
         """The comparison on the test split, every method at its winner."""
-        methods, settings = [*self.protocol.methods], {**self.protocol.shared}
+        methods, settings = [*self.protocol.methods], dict[str, Any]()
         for method, played in found.items():
             won = winner(self.protocol.knobs[method], played)
             settings |= {f"{method}:{name}": value for name, value in won.items()}
+        settings |= self.protocol.shared
         ours = {key: value for key, value in settings.items() if _of(key) in (None, *methods)}
         ours |= {"stream.data_dir": self.data_dir, "track.wandb": "off"}
-        given = [word for key, value in ours.items() for word in ("--set", f"{key}={value}")]
+        given = [word for key in ours for word in ("--set", f"{key}={_text(ours[key])}")]
         command = [sys.executable, "-m", "fedbnn", "compare", "--config", self.protocol.config]
         command += ["--jobs", str(self.jobs), "--methods", ",".join(methods), *given]
         command += ["--seeds", ",".join(map(str, self.protocol.seeds))]
@@ -244,6 +268,11 @@ def _listed(played: Played) -> str:
     return "[\n  " + ",\n  ".join(json.dumps(trial) for trial in played) + "\n ]"
 
 
+def _text(value: Any) -> str:
+    """A value as a command is told it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def kept(name: str) -> Path:
     """Where the trials of a protocol are kept."""
     return Path(__file__).parent / name / "tuning.json"
@@ -274,15 +303,18 @@ def main() -> None:
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--methods", type=lambda names: names.split(","), metavar="A,B")
+    parser.add_argument("--seeds", type=lambda seeds: (*map(int, seeds.split(",")),), metavar="A,B")
     parser.add_argument("--only_tune", action="store_true")
     options = parser.parse_args()
     protocol = Protocol.read(options.protocol)
     if options.methods:
         some = {name: protocol.methods[name] for name in options.methods}
         protocol = replace(protocol, methods=some)
+    if options.seeds:
+        protocol = replace(protocol, seeds=options.seeds)
     folder = Path(f"runs/protocol-{protocol.name}")
     folder.mkdir(parents=True, exist_ok=True)
-    runs = Runs(protocol, folder, options.data_dir, options.jobs, known(protocol.name))
+    runs = Runs(protocol, folder, options.data_dir, options.jobs, known(protocol.trials))
     found = runs.tuned()
     if not options.only_tune:
         runs.table(found)
