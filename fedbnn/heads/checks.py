@@ -22,6 +22,8 @@ there more than by chance is taken off,
 
     g^2 = median_j median_c max(0, |m_jc - r_c|^2 - S (1 / n_jc + 1 / n_rc))
     D_kc^2 = max(0, |m_kc - r_c| - g)^2 / (S (1 / n_kc + 1 / n_rc))       by the server's mean r_c
+
+Who answers alone is compared with nobody: nothing tells its lies from a drift of all images.
 """
 
 import math
@@ -120,6 +122,8 @@ def apart_in_means(clients: Mapping[int, ClassMeans], known: ClassMeans | None =
     S is the median over all clients, which one liar of three does not move.
     """
     found: Apart = {}
+    if len(clients) < 2:
+        return found
     by_space = zip(*(one.variance.tolist() for one in clients.values()), strict=True)
     variance = torch.tensor([lower_median([v for v in each if v > 0]) for each in by_space])
     for client, own in clients.items():

@@ -427,6 +427,14 @@ def test_who_alone_holds_a_class_may_move_it_as_far_as_all_others_moved_theirs(b
     assert max(far for far, _ in checks.apart_in_means(clients, known).values()) < 1
 
 
+@pytest.mark.parametrize("by", [0.5, 10.0])
+def test_of_who_answers_alone_nobody_can_say_whether_all_images_drifted(by: float) -> None:
+    """As `joint` does, whose images turn, and clients that are asked one at a time."""
+    clients, known = drifted(by)
+    assert checks.apart_in_means({4: clients[4]}, known) == {}
+    assert {*checks.apart_in_means({0: clients[0], 4: clients[4]}, known)} == {0, 4}
+
+
 @pytest.mark.parametrize("by", [0.0, 0.5, 2.0])
 def test_but_no_further(by: float) -> None:
     clients, known = drifted(by, lonely=5.0)
