@@ -20,6 +20,7 @@ Spec = dict[str, tuple[tuple[int, ...], torch.dtype]]
 TRAIN, BUFFERS = "train", "buffers"
 WHOLE = ("backbone", BUFFERS)
 MOMENTS, SMALLEST = (".server_mean", ".server_square"), 1e-12
+MEASURED = f"{BUFFERS}{MOMENTS[0]}"
 EPSILON = 1e-5
 ROUNDING, PIECE = 2.0**-20, 2**15
 CALM = 64
@@ -47,8 +48,8 @@ class ServerStep:
                     d = m / (sqrt(s) + 0.001)                     FedAdam (Reddi et al., 2021)
 
     v, m and s begin at 0 and stay on the server; prototypes that nobody held do not move, and their
-    v, m and s neither. Statistics of batch norm go as far along their line (`extrapolated`) as the
-    backbone along delta: r = <p d, delta> / |delta|^2, which for `sgd` is p.
+    v, m and s neither. Statistics of batch norm are followed to where the backbone goes
+    (`followed`), r times as far as delta: r = <p d, delta> / |delta|^2, which for `sgd` is p.
     """
 
     lr: float = 1.0
@@ -60,7 +61,7 @@ class ServerStep:
             return folded
         found = self._moved(before, folded, "backbone")
         ratio = self.lr if self.optimizer == "sgd" else self._along(before, folded, found)
-        found["buffers"] = extrapolated(before["buffers"], folded["buffers"], ratio)
+        found |= followed(before, folded[BUFFERS], ratio)
         if "prototypes" in folded:
             met = (folded["prototypes.samples"] > before["prototypes.samples"])[:, None]
             for name, new in self._moved(before, folded, "prototypes").items():
@@ -93,17 +94,27 @@ class ServerStep:
 MEAN_ITSELF = ServerStep()
 
 
-def extrapolated(before: Tensor, after: Tensor, ratio: float) -> Tensor:
-    """Statistics of batch norm that follow a step: r of the way from `before` to `after`.
+def followed(before: State, measured: Tensor, ratio: float) -> dict[str, Tensor]:
+    """Statistics of batch norm where the backbone went r times as far as its clients' mean.
 
-    b_0 + r (b - b_0) for running means, the first half of them, and the same in logs for variances,
-    so that they stay positive. Exactly `after` at r = 1.
+    Clients measure them anew in every round: their mean b is under the mean w of their weights, as
+    b' of the round before, which stays on the server, was under w'. While steps go on as they are,
+    w is r steps from w', and the new weights (r - 1) steps from w:
+
+        b + (r - 1) / r (b - b')        at most b - b' either way; b itself at r = 1
+
+    for running means, the first half, and the same in logs for variances, so that they stay
+    positive. What was measured is all that counts: no step is made on top of an earlier one.
     """
-    if ratio == 1:
-        return after
-    (mean, variance), (new_mean, new_variance) = before.tensor_split(2), after.tensor_split(2)
-    log, new_log = (one.clamp_min(SMALLEST).log() for one in (variance, new_variance))
-    return torch.cat([torch.lerp(mean, new_mean, ratio), torch.lerp(log, new_log, ratio).exp()])
+    if ratio == 1 or not measured.numel():
+        return {BUFFERS: measured}
+    ahead = (ratio - 1) / ratio if ratio > 0.5 else -1.0
+    (mean, variance), (old_mean, old) = (
+        one.tensor_split(2) for one in (measured, before.tensors.get(MEASURED, measured))
+    )
+    log, old_log = (one.clamp_min(SMALLEST).log() for one in (variance, old))
+    moved = mean + ahead * (mean - old_mean), (log + ahead * (log - old_log)).exp()
+    return {BUFFERS: torch.cat(moved), MEASURED: measured}
 
 
 def defect_of_buffers(state: State, update: Update) -> str | None:

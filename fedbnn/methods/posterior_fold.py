@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedbnn.bayes.gaussian import Gaussian, spans
-from fedbnn.methods.aggregation import WeightedMean, extrapolated, tempered
+from fedbnn.methods.aggregation import WeightedMean, followed, tempered
 from fedbnn.protocol.messages import Update, class_counts
 from fedbnn.protocol.state import State
 
@@ -186,8 +186,8 @@ class PosteriorFold:
     def close(self) -> State:
         """The next posterior."""
         loc, scale = self.backbone.value()
-        buffers = extrapolated(self.state["buffers"], self.buffers.value(), self.step)
-        folded = {"backbone": loc[0], "backbone.scale": scale[0], "buffers": buffers}
+        folded = {"backbone": loc[0], "backbone.scale": scale[0]}
+        folded |= followed(self.state, self.buffers.value(), self.step)
         if self.rows is not None:
             folded["prototypes"], folded["prototypes.scale"] = self.rows.value()
             folded["prototypes.samples"] = self.state["prototypes.samples"] + self.samples

@@ -137,11 +137,11 @@ class Noise(BayesianModel):
 class Drift:
     """Rounds of ten clients that learn from `Noise`, by hand: two steps of Adam each."""
 
-    def __init__(self, slope: float) -> None:
+    def __init__(self, slope: float, learned: bool = False) -> None:
         backbone = MLP(SHAPE, (2,))
         self.model = Noise(backbone, layout_of(backbone))
         self.model.slope = slope
-        self.guide = MeanFieldGuide(self.model, learned=False)
+        self.guide = MeanFieldGuide(self.model, learned)
         self.kl_weight = torch.full((self.model.layout.size + 3,), 3e-4 / 20)
 
     def client(self, state: State) -> Update:
@@ -188,6 +188,13 @@ def test_without_information_every_precision_stays_where_it_was(
     found = Drift(slope).growth(FedBNN(fold_by=fold_by, server_lr=server_lr))
     assert float(found.max()) < 1.05
     assert float(found.min()) > 0.95
+
+
+def test_scales_that_are_learned_grow_certain_of_noise() -> None:
+    """Why curvature is the way of `fedbnn`: the published one, as printed, on the same clients."""
+    method = METHODS["fedbnn_paper"]
+    found = Drift(6.0, learned=True).growth(method.method(**method.defaults))
+    assert float(found.mean()) > 1.5
 
 
 def test_clients_that_say_the_same_of_precisions_fold_to_it_whatever_their_means_are() -> None:

@@ -94,11 +94,24 @@ def test_every_protocol_names_methods_and_a_configuration_that_exist(protocol: M
         assert len(set(read.seeds)) >= 3
 
 
-@pytest.mark.parametrize(("name", "weight"), [("cifar100_ci_fast", 0), ("gradual_ti_fast", 0.1)])
-def test_methods_of_a_table_predict_by_one_setting_of_a_head(
-    protocol: ModuleType, name: str, weight: float, tmp_path: Path
+BESIDE = {"fedavg", "fedavg_plus", "fedprox_plus", "exact", "fedbnn_paper", "fedbnn_authors"}
+"""The same tools for FedAvg and FedProx, what needs no training, and the paper's method."""
+TABLES = sorted(file.stem for file in (RESULTS / "protocols").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_has_the_fair_field_and_both_versions_of_the_paper(
+    protocol: ModuleType, name: str
 ) -> None:
-    """Where the configuration sets the head, all methods with that head have what it sets."""
+    read = protocol.Protocol.read(RESULTS / "protocols" / f"{name}.yaml")
+    assert {*read.methods} >= BESIDE | {"fedbnn"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_methods_of_a_table_predict_by_one_setting_of_a_head(
+    protocol: ModuleType, name: str, tmp_path: Path
+) -> None:
+    """All methods with a head have it alike, whatever the configuration says of it."""
     read = protocol.Protocol.read(RESULTS / "protocols" / f"{name}.yaml")
     runs, heads = protocol.Runs(read, tmp_path, "data", 1, {}), dict[str, Any]()
     for method in read.methods:
@@ -106,7 +119,7 @@ def test_methods_of_a_table_predict_by_one_setting_of_a_head(
         words = [f"--{key}={protocol._text(value)}" for key, value in said.items()]
         head = parse([f"--config={RESULTS.parent / read.config}", *words])["head"]
         assert heads.setdefault(head["name"], head) == head
-    assert heads["gaussian"]["prototypes"] == weight
+    assert heads["gaussian"]["prototypes"] == 0
 
 
 def test_a_table_tuned_as_another_has_its_winners_but_for_what_it_sets(

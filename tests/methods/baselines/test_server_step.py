@@ -1,5 +1,6 @@
 """The step of the server: at 1 the mean itself, beyond it by the formula, and statistics follow."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from fedbnn.bayes.flatten import layout_of
 from fedbnn.methods import METHODS, Method
-from fedbnn.methods.aggregation import MOMENTS, PointFold, ServerStep, extrapolated
+from fedbnn.methods.aggregation import MOMENTS, PointFold, ServerStep, followed
 from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.fedbnn import FedBNN
 from fedbnn.methods.glfc import FCIL
@@ -134,13 +135,54 @@ def test_new_classes_begin_without_memory(toy, played) -> None:
     assert len(run.last["prototypes.server_mean"]) == len(run.last.classes) == 4
 
 
+def followed_over(rounds: list[torch.Tensor], ratio: float) -> list[torch.Tensor]:
+    """The statistics of the server after each round, given what clients measure in it."""
+    state, found = State({}), []
+    for measured in rounds:
+        state = state.having(followed(state, measured, ratio))
+        found.append(state["buffers"])
+    return found
+
+
 def test_means_follow_the_step_on_a_line_and_variances_in_logs() -> None:
     before, after = torch.tensor([1.0, -2.0, 4.0, 1.0]), torch.tensor([3.0, -3.0, 2.0, 1.5])
-    assert extrapolated(before, after, 1.0) is after
-    found = extrapolated(before, after, 2.0)
-    torch.testing.assert_close(found, torch.tensor([5.0, -4.0, 1.0, 2.25]))
-    assert extrapolated(before, after, 50.0)[2:].min() > 0
-    assert extrapolated(torch.zeros(0), torch.zeros(0), 2.0).shape == (0,)
+    assert followed(State({}), after, 1.0) == {"buffers": after}
+    found = followed_over([before, after], 2.0)
+    assert torch.equal(found[0], before)
+    torch.testing.assert_close(found[1], torch.tensor([4.0, -3.5, 2**0.5, 1.5**1.5]))
+    assert followed_over([before, after], 50.0)[1][2:].min() > 0
+    assert list(followed(State({}), torch.zeros(0), 2.0)) == ["buffers"]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.75, 1.0, 2.0, 3.0])
+def test_statistics_that_move_with_the_weights_are_those_under_them(ratio: float) -> None:
+    """w = w' + r and clients go 1 further: b(w) = 3 w, log variance w. Exact from round two on."""
+    at, measured, wanted = 0.0, [], []
+    for _ in range(4):
+        mean, at = at + 1, at + ratio
+        measured.append(torch.tensor([3 * mean, math.exp(mean)]))
+        wanted.append(torch.tensor([3 * at, math.exp(at)]))
+    found = followed_over(measured, ratio)
+    torch.testing.assert_close(found[1:], wanted[1:])
+
+
+@pytest.mark.parametrize(
+    "step", [ServerStep(2.5), ServerStep(3e-2, "adam"), ServerStep(2, "momentum")]
+)
+def test_under_weights_that_stand_still_statistics_are_what_clients_measure(
+    step: ServerStep,
+) -> None:
+    """However far the server goes: they neither swing nor grow, over rounds of clients that keep a
+    third of the statistics they were sent.
+    """
+    truth, state = torch.tensor([-0.5, 0.25]), begin()
+    for _ in range(24):
+        folding = PointFold(state, step)
+        buffers = state["buffers"] / 3 + truth * 2 / 3
+        tensors = {"backbone": state["backbone"], "buffers": buffers}
+        folding.add(Update("run", 1, "train", 0, "", 5, {}, tensors))
+        state = folding.close()
+    torch.testing.assert_close(state["buffers"], truth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["paper_resnet", "cifar_resnet18"])
@@ -154,32 +196,38 @@ def test_the_first_half_of_the_statistics_are_means_the_second_variances(name: s
     assert set(variances.tolist()) == {2.0}
 
 
-@pytest.mark.parametrize(("optimizer", "ratios"), [("sgd", (0.5, 0.5)), ("momentum", (0.5, 0.95))])
-def test_statistics_go_as_far_as_the_backbone_does(optimizer: str, ratios) -> None:
+@pytest.mark.parametrize(("optimizer", "ratio"), [("sgd", 0.5), ("momentum", 0.95)])
+def test_statistics_go_as_far_as_the_backbone_does(optimizer: str, ratio: float) -> None:
     """With the same delta twice, momentum goes p (0.9 + 1) times as far the second time."""
-    state, step = begin(), ServerStep(0.5, optimizer)
-    mean, variance = 1.0, 1.0
-    for ratio in ratios:
-        state = fold(state, step, 0.25, ("a", "b"))
-        mean, variance = mean + ratio * 0.25, variance * 2**ratio
-        assert state["buffers"].tolist() == pytest.approx([mean, variance], rel=1e-5)
+    step, first = ServerStep(0.5, optimizer), torch.tensor([1.25, 2.0])
+    once = fold(begin(), step, 0.25, ("a", "b"))
+    assert torch.equal(once["buffers"], first)
+    twice = fold(once, step, 0.25, ("a", "b"))
+    second, ahead = torch.tensor([1.5, 4.0]), (ratio - 1) / ratio
+    means, variances = torch.stack([first, second]).T.tolist()
+    wanted = [
+        means[1] + ahead * (means[1] - means[0]),
+        variances[1] ** (1 + ahead) / variances[0] ** ahead,
+    ]
+    assert twice["buffers"].tolist() == pytest.approx(wanted, rel=1e-5)
 
 
-def posterior_fold(rule: Scaled, step: float) -> State:
-    """One client whose factor says nothing, with other statistics."""
+def posterior_folds(rule: Scaled, step: float) -> torch.Tensor:
+    """Two rounds of one client whose factor says nothing, with other statistics in each."""
     scales = {"backbone": torch.ones(4), "backbone.scale": torch.ones(4)}
-    state = State({**scales, "buffers": torch.tensor([1.0, 4.0])})
+    state = State({**scales, "buffers": torch.tensor([9.0, 9.0])})
     factor = {f"backbone.{name}": torch.zeros(4) for name in ("precision", "info")}
-    folding = PosteriorFold(state, rule, step)
-    tensors = {**factor, "buffers": torch.tensor([3.0, 2.0])}
-    folding.add(Update("run", 1, "train", 0, "", 5, {}, tensors))
-    return folding.close()
+    for buffers in ([1.0, 4.0], [3.0, 2.0]):
+        folding = PosteriorFold(state, rule, step)
+        tensors = {**factor, "buffers": torch.tensor(buffers)}
+        folding.add(Update("run", 1, "train", 0, "", 5, {}, tensors))
+        state = folding.close()
+    return state["buffers"]
 
 
 def test_statistics_beside_a_posterior_follow_its_power() -> None:
-    assert torch.equal(posterior_fold(Scaled(1.0), 1.0)["buffers"], torch.tensor([3.0, 2.0]))
-    found = posterior_fold(Scaled(2.0), 2.0)["buffers"]
-    torch.testing.assert_close(found, torch.tensor([5.0, 1.0]))
+    assert torch.equal(posterior_folds(Scaled(1.0), 1.0), torch.tensor([3.0, 2.0]))
+    torch.testing.assert_close(posterior_folds(Scaled(2.0), 2.0), torch.tensor([4.0, 2**0.5]))
 
 
 def test_the_step_of_points_and_statistics_is_the_power_where_that_is_a_step() -> None:
