@@ -21,6 +21,7 @@ from fedbnn.report.values import (
     Varied,
     at,
     by_method,
+    clear,
     competes,
     over_seeds,
     spread,
@@ -57,7 +58,10 @@ OF_A_RUN: dict[str, Path] = {
 PUBLISHED = "taken as task-aware: what is forgotten is printed near one over the classes of a task"
 PRESETS = ("fedbnn_paper", "fedbnn_paper_damped", "fedbnn_authors")
 """More names of the paper's method."""
-PAIRED = "differences on the same seeds, in points: mean ± standard deviation over the pairs"
+PAIRED = (
+    "differences on the same seeds, in points: mean ± standard deviation over the pairs; "
+    "marked where 0 lies outside the 95 % interval of Student"
+)
 LINEAR = ", linear head"
 
 
@@ -241,7 +245,7 @@ def differences(points: Mapping[str, Runs], reference: str, where: str = "") -> 
         own = grouped.pop(reference, [])
         for method, others in grouped.items():
             found = [paired(own, others, path) for path in paths.values()]
-            cells = tuple(spread(values, signed=True) for values in found)
+            cells = tuple(replace(spread(v, signed=True), best=clear(v)) for v in found)
             rows += [Row(f"{reference} − {method}{point}", cells)] if any(found) else []
     title = f"Paired differences against {reference}{where}"
     return [Table(title, ("pair", *paths), tuple(rows), (PAIRED,))] if rows else []

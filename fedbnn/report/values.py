@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
@@ -12,7 +13,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its spread; `signed` for differences, `best` for the winner of its column."""
+    """A number with its spread; `signed` for differences.
+
+    `best` for the winner of its column, or for a difference that is clear.
+    """
 
     value: float | None
     spread: float | None = None
@@ -85,6 +89,19 @@ def spread(values: Sequence[float | None], digits: int = 1, signed: bool = False
     present = [value for value in values if value is not None]
     deviation = stdev(present) if len(present) > 1 else None
     return Cell(mean(present) if present else None, deviation, signed=signed, digits=digits)
+
+
+def clear(differences: Sequence[float]) -> bool:
+    """Whether 0 lies outside the 95 % interval of Student: |mean| > t(n - 1) s / sqrt(n).
+
+    One pair is never clear.
+    """
+    if (pairs := len(differences)) < 2:
+        return False
+    from scipy.special import stdtrit
+
+    edge = float(stdtrit(pairs - 1, 0.975)) * stdev(differences) / sqrt(pairs)
+    return abs(mean(differences)) > edge
 
 
 def over_seeds(runs: Runs, *path: str | int, digits: int = 1) -> Cell:

@@ -1,12 +1,11 @@
 """What a run, a comparison or a sweep says in plain words."""
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
-from statistics import mean, stdev
+from statistics import mean
 
 from fedbnn.evaluation.evaluate import REGIMES
 from fedbnn.report import tables
-from fedbnn.report.values import Results, Runs, Varied, by_method, competes, over_seeds
+from fedbnn.report.values import Results, Runs, Varied, by_method, clear, competes, over_seeds
 
 END = ("class_agnostic", "avg_fin")
 MEASURE = "What follows is accuracy at the end, when the task is not told."
@@ -99,19 +98,6 @@ def _against(reference: str, other: str, differences: Sequence[float]) -> str:
     doubt = "" if clear(differences) else ", which is within the noise of the seeds"
     doubt = doubt if len(differences) > 1 else " (one seed)"
     return f"{reference} is {size} points {'above' if above else 'below'} {other}{doubt}."
-
-
-def clear(differences: Sequence[float]) -> bool:
-    """Whether 0 lies outside the 95 % interval of Student: |mean| > t(n - 1) s / sqrt(n).
-
-    One pair is never clear.
-    """
-    if (pairs := len(differences)) < 2:
-        return False
-    from scipy.special import stdtrit
-
-    edge = float(stdtrit(pairs - 1, 0.975)) * stdev(differences) / sqrt(pairs)
-    return abs(mean(differences)) > edge
 
 
 def of_sweep(key: str, points: Mapping[str, Runs]) -> str:

@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from fedbnn.errors import RunDirectoryError
 from fedbnn.report import page as report
-from fedbnn.report import tables, words
+from fedbnn.report import tables, values, words
 from fedbnn.report.values import Varied
 from fedbnn.storage.run_dir import environment
 
@@ -257,13 +257,23 @@ def test_the_summary_of_a_comparison_is_honest_about_wins_losses_and_noise(
 def test_a_difference_is_clear_where_student_says_so(pairs) -> None:
     noise = np.resize([1.0, -1.0], pairs) - np.resize([1.0, -1.0], pairs).mean()
     edge = student.ppf(0.975, pairs - 1) * noise.std(ddof=1) / sqrt(pairs)
-    assert words.clear(list(noise + 1.001 * edge))
-    assert words.clear(list(noise - 1.001 * edge))
-    assert not words.clear(list(noise + 0.999 * edge))
+    assert values.clear(list(noise + 1.001 * edge))
+    assert values.clear(list(noise - 1.001 * edge))
+    assert not values.clear(list(noise + 0.999 * edge))
+
+
+@pytest.mark.parametrize(
+    ("points", "marked"), [([3.0, 3.1, 2.9], True), ([3.0, -1.0, -0.5], False)]
+)
+def test_differences_that_are_clear_are_marked(grid, points, marked) -> None:
+    table = tables.every(shifted(grid, "fedbnn", points))[1]
+    [row] = [row for row in table.rows if row.name == "fedbnn − fedavg"]
+    assert row.cells[table.heads.index("agnostic @Fin") - 1].best is marked
+    assert ("**+3.0 ± 0.1**" in report.markdown(table)) is marked
 
 
 def test_one_seed_is_never_clear(grid) -> None:
-    assert not words.clear([50.0])
+    assert not values.clear([50.0])
     alone = [run for run in shifted(grid, "fedbnn", [50.0] * 3) if run["seed"] == 0]
     assert "fedbnn is 50.0 points above fedavg (one seed)." in words.of_comparison(alone)
 
