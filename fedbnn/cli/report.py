@@ -108,7 +108,7 @@ def command(method: str, runs: Runs) -> str:
     plain = dict(flat(parse(words).values))
     if another := plain["head.name"] != head:
         plain = dict(flat(parse([*words, "--head", head]).values))
-    skip = tuple(f"{name}." for name in (*MAY_DIFFER, *page.OWN))
+    skip = tuple(f"{name}." for name in (*MAY_DIFFER, *page.OWN) if name != "gate.quorum")
     differ = {k: v for k, v in first["config"].items() if plain.get(k) != v}
     said = [f"{k}={v}" for k, v in differ.items() if not f"{k}.".startswith(skip)]
     told = "".join(f" --set {quote(pair)}" for pair in [f"head={head}"] * another + said)

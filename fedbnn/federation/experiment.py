@@ -44,8 +44,9 @@ MAY_DIFFER = (
     *("engine", "track", "ledger", "run_dir", "name", "beside", "report"),
     *("stream.data_dir", "stream.cache_dir", "stream.download"),
     *(f"trainer.{name}" for name in OBSERVING),
+    "gate.quorum",
 )
-"""Settings that do not change the result, so a run may go on with others."""
+"""Settings that do not change what a round comes to, so a run may go on with others."""
 LOG = logging.getLogger(__name__)
 
 

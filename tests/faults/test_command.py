@@ -210,6 +210,19 @@ def test_a_lost_quorum_is_exit_5_and_the_run_goes_on_to_the_same_bytes(
     assert SUBJECT.fingerprint(run_dir) == SUBJECT.fingerprint(unbroken)
 
 
+def test_a_run_goes_on_with_a_lower_quorum_as_its_last_words_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    words = [*TINY, "--method", SUBJECT.name, "--run_dir", str(run_dir), "--gate.quorum", "1.0"]
+    with_one_spoiled(monkeypatch, lambda reply: Failure(reply.client, "gone"), round=2, client=3)
+    assert train.main(words) == 5
+    assert "or lower gate.quorum" in capsys.readouterr().err
+    assert len(records_of(run_dir)) == 1
+    assert train.main(["--resume", str(run_dir), "--gate.quorum", "0.5"]) == 0
+    assert len(records_of(run_dir)) > 2
+
+
 def test_a_learning_rate_that_explodes_sends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
