@@ -1,6 +1,9 @@
 """Networks that others have trained: real weights from a package, and files of torchvision's."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +102,18 @@ def test_a_constructor_of_torchvision_begins_with_a_local_file(tmp_path: Path) -
         "classifier.0.weight",
         "classifier.0.bias",
     ]
+
+
+def test_the_constructor_of_timm_may_not_say_what_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create_model(model_name: str, pretrained: bool = False, **kwargs: Any):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 1000))
+
+    create_model.__module__, timm = "timm.models._factory", ModuleType("timm")
+    timm.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    assert own.builder("timm:create_model")(image_shape=(1, 8, 8), model_name="net").width == 7
 
 
 def test_a_constructor_of_timm_begins_with_a_local_file(tmp_path: Path) -> None:
