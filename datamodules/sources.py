@@ -305,12 +305,13 @@ def labels_of(data: Any, labels: Sequence[Any]) -> tuple[list[Any], tuple[str, .
 
 def _names(data: Any) -> tuple[str, ...]:
     """The `classes` of a data set, of what it is a part of, or of all that it joins alike."""
-    inside = data.datasets if isinstance(data, ConcatDataset) else [data]
-    inside = [data.dataset] if isinstance(data, Subset) else inside
-    if inside == [data]:
-        return tuple(map(str, getattr(data, "classes", None) or ()))
-    each = {_names(one) for one in inside}
-    return each.pop() if len(each) == 1 else ()
+    if isinstance(data, Subset):
+        return _names(data.dataset)
+    if isinstance(data, ConcatDataset):
+        each = {_names(one) for one in data.datasets}
+        return each.pop() if len(each) == 1 else ()
+    names = getattr(data, "classes", None)
+    return () if names is None else tuple(map(str, names))
 
 
 def numbered(images: Sequence[Array], labels: Sequence[Any], known: Sequence[Any]) -> Split:

@@ -164,7 +164,7 @@ class Digits(Dataset[Any]):
 class Named(Digits):
     """The same as pictures of Pillow, and classes with names."""
 
-    classes = tuple(f"digit-{name}" for name in range(10))
+    classes = np.array([f"digit-{name}" for name in range(10)])
 
     def __getitem__(self, index: int) -> Any:
         pixels = np.round(self.images[index] * 255).astype(np.uint8)
