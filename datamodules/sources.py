@@ -200,8 +200,11 @@ def _read_folder(train: Path, test: Path) -> Original:
         if path.is_dir() and path.name not in classes:
             what = f"class {path.name!r} has test images only"
             raise DataError(what, str(path), f"add {train / path.name}")
-    parts = (labelled([top / name for name in classes]) for top in (train, test))
-    return Original(classes, *parts)
+    learnt, tested = (labelled([top / name for name in classes]) for top in (train, test))
+    if empty := sorted(set(range(len(classes))).difference(learnt.labels.tolist())):
+        what, where = f"class {classes[empty[0]]!r} has no train images", train / classes[empty[0]]
+        raise DataError(what, str(where), "put pictures there, or remove the folder")
+    return Original(classes, learnt, tested)
 
 
 def labelled(folders: Sequence[Path]) -> Split:
