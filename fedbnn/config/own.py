@@ -259,20 +259,20 @@ def _is_frozen(norm: nn.modules.batchnorm._BatchNorm) -> bool:
 class FrozenNorm(nn.Module):
     """Batch norm whose weights are constants: it keeps the statistics it came with, too."""
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        gain = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
-        offset = norm.bias.detach() - norm.running_mean * gain
-        self.register_buffer("gain", gain, persistent=False)
-        self.register_buffer("offset", offset, persistent=False)
+        self.norm = norm.eval()
+        for name in STATISTICS:
+            norm.register_buffer(name, getattr(norm, name), persistent=False)
+
+    def train(self, mode: bool = True) -> "FrozenNorm":
+        """It never trains; what else a kind of batch norm does, such as an activation, it does."""
+        return super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """gain x + offset, by channel."""
-        shape = (-1, *[1] * (images.dim() - 2))
-        found: Tensor = images * self.gain.view(shape) + self.offset.view(shape)  # type: ignore[operator]
-        return found
+        """As in eval mode."""
+        normed: Tensor = self.norm(images)
+        return normed
 
 
 def _seen(made: nn.Module, image_shape: Shape, training: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ import torchvision
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_image
-from torch import nn
+from torch import Tensor, nn
 
 import fedbnn as package
 from fedbnn.config import own
@@ -78,8 +78,17 @@ def test_a_package_that_is_not_there_is_named(
     assert "pip install no_such_package" in capsys.readouterr().err
 
 
-def test_a_frozen_norm_is_that_of_eval_mode_whatever_is_trained() -> None:
-    norm = nn.BatchNorm2d(3)
+class NormAndActivation(nn.BatchNorm2d):
+    """As timm has it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised and cut."""
+        return super().forward(images).relu()
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, NormAndActivation])
+def test_a_frozen_norm_is_that_of_eval_mode_whatever_is_trained(kind: type[nn.Module]) -> None:
+    norm = kind(3)
     norm(torch.randn(50, 3, 4, 4) * 2 + 1)
     norm.weight.data, norm.bias.data = torch.randn(3), torch.randn(3)
     images = torch.randn(5, 3, 4, 4)
