@@ -257,21 +257,22 @@ def _is_frozen(norm: nn.modules.batchnorm._BatchNorm) -> bool:
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm whose weights are constants: it keeps the statistics it came with, too."""
+    """Batch norm whose weights are constants: it keeps the statistics it came with, too.
+
+    What else a kind of batch norm does, such as the activation within that of timm, it does.
+    """
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.norm = norm.eval()
+        self.norm = norm
         for name in STATISTICS:
             norm.register_buffer(name, getattr(norm, name), persistent=False)
 
-    def train(self, mode: bool = True) -> "FrozenNorm":
-        """It never trains; what else a kind of batch norm does, such as an activation, it does."""
-        return super().train(False)
-
     def forward(self, images: Tensor) -> Tensor:
-        """As in eval mode."""
+        """As in eval mode, in training too."""
+        mode, self.norm.training = self.norm.training, False
         normed: Tensor = self.norm(images)
+        self.norm.training = mode
         return normed
 
 
