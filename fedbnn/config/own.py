@@ -223,6 +223,16 @@ def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
             made.set_submodule(name, FrozenNorm(module))
     _refuse_moving(made, image_shape)
+    try:
+        _fix(made)
+    except (AttributeError, RuntimeError) as error:
+        fix = "give it as it is before torch.jit.script"
+        raise ConfigError(f"the network cannot have constants: {error}", "network", fix) from error
+    return made
+
+
+def _fix(made: nn.Module) -> None:
+    """Make constants of frozen weights, and of buffers that are no running statistics."""
     for module in made.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if not weight.requires_grad:
@@ -231,7 +241,6 @@ def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
         for name, value in list(module.named_buffers(recurse=False)):
             if name not in STATISTICS:
                 module.register_buffer(name, value, persistent=False)
-    return made
 
 
 def _classifier(made: nn.Module, image_shape: Shape) -> str:

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,13 @@ class Normed(nn.Module):
         seen = self.norm(images.flatten(1) - self.mean + self.waves)
         logits: Tensor = self.classifier(self.hidden(seen).relu())
         return logits
+
+
+def scripted() -> nn.Module:
+    """The same, compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(Normed())
 
 
 def spectral() -> nn.Module:

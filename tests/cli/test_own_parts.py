@@ -150,6 +150,7 @@ WRONG = {
     ("--network", "os:system"): "is no network",
     ("--network", f"{HERE}:unannotated"): "is no network",
     ("--network", f"{HERE}:pictures"): "features must be (images, width)",
+    ("--network", f"{HERE}:scripted"): "the network cannot have constants: ScriptModule does not",
     ("--network", f"{HERE}:spectral"): "1.weight_u changes in training",
     ("--network", f"{HERE}:Double"): "must be torch.float32, not torch.float64",
     ("--network", f"{HERE}:TwoFaced"): "features must be (images, width), not tuple",
