@@ -80,12 +80,17 @@ class Located:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """A digest of name, size and time of change of every file below `paths`; no file is opened."""
+    """A digest of name, size and time of change of every file below `paths`; no file is opened.
+
+    Folders below are classes, so their names belong to it.
+    """
     digest = hashlib.sha256()
     for path in paths:
         alone = [(str(path.parent), [], [path.name])]
         for folder, folders, names in os.walk(path) if path.is_dir() else alone:
             folders.sort()
+            if (inside := os.path.relpath(folder, path)).strip("."):
+                digest.update(f"{inside}/\n".encode())
             for name in sorted(names):
                 status = os.stat(os.path.join(folder, name))
                 digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())

@@ -43,7 +43,7 @@ from fedbnn.errors import ConfigError, DataError, RunDirectoryError
 from fedbnn.images import ImageSet, Preprocess
 from fedbnn.protocol.state import Malformed, State
 from fedbnn.protocol.stream import Task
-from fedbnn.seeds import address
+from fedbnn.seeds import address, settled
 from fedbnn.storage import files
 
 LOOK = Preprocess((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -235,10 +235,10 @@ def _given(source: str, client: int | None) -> Part | None:
     """What the user's own function gives for a client, or for the test (None): a torch Dataset."""
     found = imported(source)
     try:
-        data = found(client)
-        if data is None:
-            return None
-        images, labels = items(data)
+        with settled():
+            if (data := found(client)) is None:
+                return None
+            images, labels = items(data)
         known, names = labels_of(data, labels)
         return Part(names, numbered(images, labels, known))
     except Exception as error:  # the border to the user's own code, which may raise anything

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
 
@@ -28,6 +29,7 @@ from datamodules.scenarios import require
 from fedbnn.config.own import imported
 from fedbnn.errors import DataError, did_you_mean
 from fedbnn.images import Array, as_picture, below
+from fedbnn.seeds import settled
 
 FOLDER = "folder:"
 SECONDS_OF_SILENCE = 20.0
@@ -198,8 +200,11 @@ def _read_folder(train: Path, test: Path) -> Original:
         if path.is_dir() and path.name not in classes:
             what = f"class {path.name!r} has test images only"
             raise DataError(what, str(path), f"add {train / path.name}")
-    parts = (labelled([top / name for name in classes]) for top in (train, test))
-    return Original(classes, *parts)
+    learnt, tested = (labelled([top / name for name in classes]) for top in (train, test))
+    if empty := sorted(set(range(len(classes))).difference(learnt.labels.tolist())):
+        what, where = f"class {classes[empty[0]]!r} has no train images", train / classes[empty[0]]
+        raise DataError(what, str(where), "put pictures there, or remove the folder")
+    return Original(classes, learnt, tested)
 
 
 def labelled(folders: Sequence[Path]) -> Split:
@@ -253,12 +258,13 @@ def own_data(source: str) -> Located:
     """What an import path leads to, or what that returns when it is called.
 
     A torch Dataset of (image, label), two of them (train, test), or a LightningDataModule; of one
-    alone a fixed fifth of each class is the test. They are read at every start: only their pixels
-    can tell whether they are those of the cache.
+    alone a fixed fifth of each class is the test. They are read at every start, and draw the same:
+    only their pixels can tell whether they are those of the cache.
     """
     found = imported(source)
     try:
-        original = _own_original(found() if callable(found) else found)
+        with settled():
+            original = _own_original(found() if callable(found) else found)
     except Exception as error:  # the border to the user's own code, which may raise anything
         what = f"{source} gives no images: {error or type(error).__name__}"
         fix = "return a torch Dataset of (image, label), or a pair of them, train and test"
@@ -283,6 +289,8 @@ def _own_original(data: Any) -> Original:
         data.setup("test")
         data = data.train_dataloader().dataset, data.test_dataloader().dataset
     train, *test = data if isinstance(data, tuple) else (data,)
+    if len(test) > 1:
+        raise ValueError(f"{len(data)} data sets are too many")
     images, labels = items(train)
     known, names = labels_of(train, labels)
     parts = [(images, labels), items(test[0])] if test else _fifth(images, labels)
@@ -291,9 +299,22 @@ def _own_original(data: Any) -> Original:
 
 def labels_of(data: Any, labels: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
     """The labels of a torch Dataset in the order of their classes, and what these are called."""
+    names = _names(data)
+    known = list(range(len(names))) if names else sorted(set(labels))
+    if strange := set(labels).difference(known):
+        raise ValueError(f"label {min(strange)!r} has no name in {names}")
+    return known, names or tuple(map(str, known))
+
+
+def _names(data: Any) -> tuple[str, ...]:
+    """The `classes` of a data set, of what it is a part of, or of all that it joins alike."""
+    if isinstance(data, Subset):
+        return _names(data.dataset)
+    if isinstance(data, ConcatDataset):
+        each = {_names(one) for one in data.datasets}
+        return each.pop() if len(each) == 1 else ()
     names = getattr(data, "classes", None)
-    known = sorted(set(labels)) if names is None else list(range(len(names)))
-    return known, tuple(map(str, known if names is None else names))
+    return () if names is None else tuple(map(str, names))
 
 
 def numbered(images: Sequence[Array], labels: Sequence[Any], known: Sequence[Any]) -> Split:
@@ -306,8 +327,14 @@ def items(data: Any) -> tuple[list[Array], list[Any]]:
     pairs = [pair_of(data[place], place) for place in range(len(data))]
     pictures = [as_picture(image) for image, _ in pairs]
     mode = "L" if all(picture.mode == "L" for picture in pictures) else "RGB"
-    labels = [label if isinstance(label, str) else int(label) for _, label in pairs]
+    labels = [label if isinstance(label, str) else _whole(label) for _, label in pairs]
     return [np.asarray(picture.convert(mode)) for picture in pictures], labels
+
+
+def _whole(label: Any) -> int:
+    if (number := int(label)) != label:
+        raise ValueError(f"label {label} is no whole number")
+    return number
 
 
 def pair_of(item: Any, place: int) -> tuple[Any, Any]:

@@ -8,11 +8,13 @@ from fedbnn import machine as _machine  # noqa: F401  (first, before torchvision
 if TYPE_CHECKING:
     from fedbnn.api import Comparison, Run, compare, run
     from fedbnn.bayes.gaussian import Gaussian
+    from fedbnn.errors import FedBNNError
     from fedbnn.export import Model, load
 
 __version__ = "0.1.0"
-__all__ = ["Comparison", "Gaussian", "Model", "Run", "compare", "load", "run"]
+__all__ = ["Comparison", "FedBNNError", "Gaussian", "Model", "Run", "compare", "load", "run"]
 _HOMES = {"Gaussian": "bayes.gaussian", "Model": "export", "load": "export"}
+_HOMES |= {"FedBNNError": "errors"}
 
 
 def __getattr__(name: str) -> Any:

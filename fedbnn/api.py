@@ -181,13 +181,16 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as a flag has it, also of NumPy; of something importable its import path."""
-    if isinstance(value, str | Path):
+    """A value as a flag has it."""
+    plain = json.loads(json.dumps(value, default=_plain))
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _plain(value: Any) -> Any:
+    """What NumPy and torch have as Python has it; of what can be imported the import path."""
+    if isinstance(value, Path):
         return str(value)
-    try:
-        return json.dumps(value, default=lambda one: one.tolist())
-    except (TypeError, AttributeError):
-        return _path(value)
+    return value.tolist() if hasattr(value, "tolist") else _path(value)
 
 
 def _path(found: Any) -> str:

@@ -198,7 +198,7 @@ def load(directory: Path | str, trust: bool = False) -> Model:
     except RunDirectoryError:
         raise
     except (*_UNFIT, SafetensorError, FedBNNError) as error:
-        fix = f"give the directory of a finished run: it holds {MODEL} and {CARD}"
+        fix = f"give a finished run: it holds {MODEL} and {CARD}, unless clients keep models"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
 
 

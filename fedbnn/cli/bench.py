@@ -165,8 +165,9 @@ def _torchbnn(network: str) -> tuple[nn.Module, Loss]:
     module, cross_entropy = _standard(network)
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            how = {one: getattr(layer, one) for one in LAYERS[type(layer)]}
-            bayesian = getattr(torchbnn, f"Bayes{type(layer).__name__}")
+            kind = next(kind for kind in LAYERS if isinstance(layer, kind))
+            how = {one: getattr(layer, one) for one in LAYERS[kind]}
+            bayesian = getattr(torchbnn, f"Bayes{kind.__name__}")
             module.set_submodule(name, bayesian(0.0, 0.05, **how, bias=layer.bias is not None))
     divergence = torchbnn.BKLLoss(reduction="mean", last_layer_only=False)
     return module, lambda images, labels: cross_entropy(images, labels) + 0.1 * divergence(module)

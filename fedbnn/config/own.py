@@ -3,9 +3,10 @@
     network: mypkg.nets:TinyViT                          a class, a function, or a ready module
     network: {name: torchvision.models:resnet18, weights: resnet18.pth, trained: [layer4]}
 
-A network that says its `width` returns features. Of any other the last layer, if it is linear, is
-its classifier and is left out: the prototypes take its place. Weights that ask for no gradient are
-constants: they have no posterior, are never sent, and leave the run inside the exported model.
+A network that says its `width` returns features. Of any other the layer used last, if it is linear,
+is its classifier and is left out: the prototypes take its place. Weights that ask for no gradient
+are constants, and so are all buffers but the statistics of batch norm: they have no posterior, are
+never sent, and leave the run inside the exported model.
 
 To import is to execute. Whoever trains says by that what is imported. A run directory that is only
 looked at may come from a stranger: of the import paths in it nothing is imported, unless it is a
@@ -32,10 +33,11 @@ from typing import Any, get_type_hints
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from fedbnn.errors import ConfigError, RunDirectoryError, did_you_mean
 from fedbnn.networks import NETWORKS, Shape
-from fedbnn.seeds import forked
+from fedbnn.seeds import settled
 
 Network = Callable[..., nn.Module]
 PLAIN = (type(None), bool, int, float, str, list, tuple)
@@ -44,7 +46,11 @@ MAIN = "__main__"
 SKIPPED = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 LIBRARIES = re.compile(r"fedbnn\.networks\.pretrained:\w+|torchvision\.models:[a-z]\w*")
 """Constructors that execute nothing they are given; those of timm read pickles."""
+_TIMM = re.compile(r"timm(\.\w+)*\.create_model")
+"""Older versions do not say what it returns."""
 FOLDER = "folder:"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers that a round averages; all others are constants."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 FIX = "if you trust it: --trust, or trust=True from Python, where importing it first does, too"
 
@@ -58,7 +64,7 @@ def imported(path: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with forked(0):
+        with settled():
             return attrgetter(name)(import_module(module))
     except Exception as error:  # the border to the user's own code, which may raise anything
         what = f"{path} cannot be imported: {type(error).__name__}: {error}"
@@ -117,6 +123,8 @@ def network(found: Any) -> Network:
 def _is_network(found: Any) -> bool:
     """Whether it is known to build a network before it is called: a model's file may name it."""
     if isinstance(found, nn.Module):
+        return True
+    if _TIMM.fullmatch(f"{getattr(found, '__module__', '')}.{getattr(found, '__name__', '')}"):
         return True
     made = found if isinstance(found, type) else _returned(found)
     return isinstance(made, type) and issubclass(made, nn.Module)
@@ -202,25 +210,53 @@ def _train_only(made: nn.Module, prefixes: list[str]) -> None:
 
 
 def as_backbone(made: nn.Module, image_shape: Shape) -> nn.Module:
-    """The network without its classifier, with its width, and frozen weights as constants."""
+    """The network without its classifier, with its width, and what nobody trains as constants."""
     if not hasattr(made, "width"):
-        *_, (name, last) = made.named_modules()
-        if isinstance(last, nn.Linear) and name:
+        if name := _classifier(made, image_shape):
             made.set_submodule(name, nn.Identity())
-        made.width = _seen(made, image_shape)  # type: ignore[assignment]
-    elif made.width != (seen := _seen(made, image_shape)):
+        made.width = _seen(made, image_shape).shape[1]  # type: ignore[assignment]
+    elif made.width != (seen := _seen(made, image_shape).shape[1]):
         what = f"the network says its width is {made.width!r:.40}, but returns {seen} features"
         raise ConfigError(what, "network", "say what it returns, or leave the width out")
     _refuse_tied(made)
     for name, module in list(made.named_modules()):
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
             made.set_submodule(name, FrozenNorm(module))
+    _refuse_moving(made, image_shape)
+    try:
+        _fix(made)
+    except (AttributeError, RuntimeError) as error:
+        fix = "give it as it is before torch.jit.script"
+        raise ConfigError(f"the network cannot have constants: {error}", "network", fix) from error
+    return made
+
+
+def _fix(made: nn.Module) -> None:
+    """Make constants of frozen weights, and of buffers that are no running statistics."""
     for module in made.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if not weight.requires_grad:
                 delattr(module, name)
                 module.register_buffer(name, weight.detach(), persistent=False)
-    return made
+        for name, value in list(module.named_buffers(recurse=False)):
+            if name not in STATISTICS:
+                module.register_buffer(name, value, persistent=False)
+
+
+def _classifier(made: nn.Module, image_shape: Shape) -> str:
+    """Name of the linear layer that is used last, or whose output is what is returned, if any."""
+    met: list[tuple[nn.Module, Any, Any]] = []
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(module, nn.Linear) or not list(module.children()):
+            met.append((module, output, getattr(output, "_version", None)))
+
+    with register_module_forward_hook(note):
+        features = _seen(made, image_shape)
+    untouched = [one for one, out, version in met if out is features and version == out._version]
+    last = [*untouched, *(one for one, *_ in met[-1:])]
+    linear = [one for one in last if isinstance(one, nn.Linear)]
+    return next((name for name, one in made.named_modules() if one in linear), "")
 
 
 def _is_frozen(norm: nn.modules.batchnorm._BatchNorm) -> bool:
@@ -230,39 +266,56 @@ def _is_frozen(norm: nn.modules.batchnorm._BatchNorm) -> bool:
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm whose weights are constants: it keeps the statistics it came with, too."""
+    """Batch norm whose weights are constants: it keeps the statistics it came with, too.
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+    What else a kind of batch norm does, such as the activation within that of timm, it does.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        gain = norm.weight.detach() * (norm.running_var + norm.eps).rsqrt()
-        offset = norm.bias.detach() - norm.running_mean * gain
-        self.register_buffer("gain", gain, persistent=False)
-        self.register_buffer("offset", offset, persistent=False)
+        self.norm = norm
+        for name in STATISTICS:
+            norm.register_buffer(name, getattr(norm, name), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """gain x + offset, by channel."""
-        shape = (-1, *[1] * (images.dim() - 2))
-        found: Tensor = images * self.gain.view(shape) + self.offset.view(shape)  # type: ignore[operator]
-        return found
+        """As in eval mode, in training too."""
+        mode, self.norm.training = self.norm.training, False
+        normed: Tensor = self.norm(images)
+        self.norm.training = mode
+        return normed
 
 
-def _seen(made: nn.Module, image_shape: Shape) -> int:
-    """How many features an image has."""
+def _seen(made: nn.Module, image_shape: Shape, training: bool = False) -> Tensor:
+    """Features of two images, which are vectors of 32 bits."""
     mode = made.training
     try:
         with torch.no_grad():
-            features = made.eval()(torch.zeros(2, *image_shape))
+            features = made.train(training)(torch.zeros(2, *image_shape))
     except Exception as error:  # the border to the user's own code, which may raise anything
         shape = "x".join(map(str, image_shape))
         what = f"the network cannot see images of {shape}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(what, "network", "set stream.size, or choose another network") from error
     made.train(mode)
     if not isinstance(features, Tensor) or features.dim() != 2:
-        what = f"features must be (images, width), not {getattr(features, 'shape', features)!s:.80}"
+        said = getattr(features, "shape", type(features).__name__)
+        what = f"features must be (images, width), not {said!s:.80}"
         raise ConfigError(what, "network", "flatten what the network returns")
-    return features.shape[1]
+    trained = (weight.dtype for weight in made.parameters() if weight.requires_grad)
+    if other := {features.dtype, *trained} - {torch.float32}:
+        what = f"weights and features must be torch.float32, not {other.pop()}"
+        raise ConfigError(what, "network", "leave other types to frozen layers")
+    return features
+
+
+def _refuse_moving(made: nn.Module, image_shape: Shape) -> None:
+    """Refuse what training changes beside weights and running statistics."""
+    before = {name: value.clone() for name, value in made.named_buffers()}
+    _seen(made, image_shape, training=True)
+    for name, value in made.named_buffers():
+        if name.rpartition(".")[2] not in STATISTICS and not value.equal(before[name]):
+            what = f"{name} changes in training, and is neither weight nor batch statistic"
+            raise ConfigError(what, "network", "build it without: nobody knows how to average it")
+        value.copy_(before[name])
 
 
 def _refuse_tied(made: nn.Module) -> None:

@@ -12,6 +12,7 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -122,7 +123,7 @@ def _flags(argv: Sequence[str], schema: Schema) -> tuple[Flags, dict[str, str], 
 
 def _spelled(argv: Sequence[str]) -> Iterator[str]:
     """Flags in one spelling: `--set KEY=VALUE` is `--KEY=VALUE`, and `--dry-run` is `--dry_run`."""
-    words = iter(argv)
+    words = chain.from_iterable(re.split("(?<=^--set)=", word, maxsplit=1) for word in argv)
     for word in words:
         if word == "--set" and "=" not in (word := f"--{next(words, '')}"):
             raise ConfigError("--set needs KEY=VALUE")
@@ -245,7 +246,7 @@ def _checked(tree: Tree, words: Sequence[str], schema: Schema, flags: Flags) -> 
     names = _names(tree, schema)
     parser = _parser(schema, names, _asked(tree, words))
     try:
-        asked = parser.parse_object(dict(tree), defaults=False)
+        asked = parser.parse_object(dict(tree), defaults=False, _skip_required=True)
         values = parser.parse_args(list(words), namespace=asked)
         parser.validate(values, skip_unset=False)
         built = parser.instantiate(values)

@@ -1,6 +1,8 @@
 """What a user might bring along: networks, a method, data, a callback."""
 
+import random
 import signal
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fedbnn.methods import FedAvg
 
@@ -58,6 +60,13 @@ class TiedFrozen(Tied):
         self.requires_grad_(False)
 
 
+class Needy(Tiny):
+    """Does not say how wide it is."""
+
+    def __init__(self, image_shape: tuple[int, int, int], dim: int) -> None:
+        super().__init__(image_shape, dim)
+
+
 def flat() -> nn.Sequential:
     """A classifier in a function."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
@@ -76,6 +85,57 @@ def pictures() -> nn.Module:
 def unannotated():
     """Nobody knows what this builds before it is called."""
     return flat()
+
+
+class Normed(nn.Module):
+    """Pixels normalised by constants, batch norm, and layers made in another order than used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(12, 10)
+        self.register_buffer("mean", torch.tensor(0.3))
+        self.register_buffer("waves", torch.arange(64.0).sin())
+        self.norm, self.hidden = nn.BatchNorm1d(64), nn.Linear(64, 12)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits."""
+        seen = self.norm(images.flatten(1) - self.mean + self.waves)
+        logits: Tensor = self.classifier(self.hidden(seen).relu())
+        return logits
+
+
+def scripted() -> nn.Module:
+    """The same, compiled."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(Normed())
+
+
+def spectral() -> nn.Module:
+    """A layer that remembers something of its own."""
+    return nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(64, 8)), nn.ReLU())
+
+
+class Double(nn.Linear):
+    """A network of numbers that nothing else has."""
+
+    width = 8
+
+    def __init__(self) -> None:
+        super().__init__(64, 8, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features."""
+        return super().forward(images.flatten(1).double())
+
+
+class TwoFaced(nn.Flatten):
+    """Returns more in training than it does else."""
+
+    def forward(self, images: Tensor) -> Any:
+        """Features, or features and logits."""
+        features = super().forward(images)
+        return (features, features) if self.training else features
 
 
 class Boasting(nn.Flatten):
@@ -112,7 +172,7 @@ class Digits(Dataset[Any]):
 class Named(Digits):
     """The same as pictures of Pillow, and classes with names."""
 
-    classes = tuple(f"digit-{name}" for name in range(10))
+    classes = np.array([f"digit-{name}" for name in range(10)])
 
     def __getitem__(self, index: int) -> Any:
         pixels = np.round(self.images[index] * 255).astype(np.uint8)
@@ -123,6 +183,39 @@ def pair() -> tuple[Dataset[Any], Dataset[Any]]:
     """Train and test."""
     whole = Named()
     return Subset(whole, range(300)), Subset(whole, range(300, 400))
+
+
+def joined() -> Dataset[Any]:
+    """Parts of what has names."""
+    return ConcatDataset(pair())
+
+
+class Drawn(Digits):
+    """Images that are turned and made noisy at random."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = super().__getitem__(index)
+        noise = torch.rand(image.shape) + np.random.random()  # noqa: NPY002
+        return (image + noise + random.random()).float() / 4, label
+
+
+class Halved(Digits):
+    """Numbers that are no labels."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return image, label / 2
+
+
+class Misnamed(Digits):
+    """Fewer names than labels."""
+
+    classes = ("zero", "one")
+
+
+def three() -> tuple[Dataset[Any], ...]:
+    """Train, validation and test."""
+    return Named(), Named(), Named()
 
 
 class Module(pl.LightningDataModule):

@@ -144,6 +144,12 @@ def test_what_a_module_holds_goes_by_its_name_there(monkeypatch: pytest.MonkeyPa
         assert api._path(mine) == "__main__:mine"
 
 
+def test_a_list_may_hold_parts_of_ones_own_too() -> None:
+    assert api._text([Tiny, Path("a b"), 1]) == '["tests.cli.own_parts:Tiny", "a b", 1]'
+    with pytest.raises(ConfigError, match="a Tiny has no name that it could be imported by"):
+        api._text([Tiny((1, 8, 8))])
+
+
 def test_numbers_and_arrays_of_numpy_are_settings() -> None:
     given = {"seed": np.int64(3), "client": {"lr": np.float32(0.5)}, "network.hidden": np.ones(2)}
     assert [*api._words(given)] == ["--seed=3", "--client.lr=0.5", "--network.hidden=[1.0, 1.0]"]

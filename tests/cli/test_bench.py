@@ -12,7 +12,7 @@ from tests.cli.command import fedbnn, files
 def test_a_step_is_measured_against_the_standard_one(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(bench, "CASES", {"lenet": (4, 3)})
+    monkeypatch.setattr(bench, "CASES", {"paper_resnet": (2, 3)})
     assert fedbnn("bench", "--repeats", 1, "--out", "deep/step.json") == 0
     shown = capsys.readouterr().out
     assert "fedbnn bench step" in shown

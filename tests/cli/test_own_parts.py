@@ -98,6 +98,22 @@ def test_a_module_that_is_there_or_a_function_is_a_network_too(home: Path, name:
     assert len(classes) == 10
 
 
+@pytest.mark.parametrize("words", [("--network.dim", "7"), ("--set=network.dim=7",)])
+def test_what_a_network_must_be_told_may_be_a_flag(words: tuple[str, ...], home: Path) -> None:
+    run = train(home, "run", "--network", f"{HERE}:Needy", *words)
+    assert load_file(run / "model.safetensors")["prototypes.loc"].shape == (10, 8)
+
+
+def test_buffers_that_are_no_running_statistics_are_constants(home: Path) -> None:
+    asked = ("--network", f"{HERE}:Normed", "--method.server_lr", "0.5")
+    sites = load_file(train(home, "run", *asked) / "model.safetensors")
+    assert torch.equal(sites["backbone.waves.constant"], torch.arange(64.0).sin())
+    assert sites["backbone.mean.constant"] == torch.tensor(0.3)
+    assert sites["buffers"].shape == (2 * 64,)
+    assert not any("classifier" in name for name in sites), "made first, used last"
+    assert package.load(home / "run").predict(torch.rand(8, 8)).labels
+
+
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 def test_a_backbone_begins_with_weights_from_a_file_that_may_be_gone_later(
     home: Path, ending: str
@@ -134,7 +150,12 @@ WRONG = {
     ("--network", "os:system"): "is no network",
     ("--network", f"{HERE}:unannotated"): "is no network",
     ("--network", f"{HERE}:pictures"): "features must be (images, width)",
+    ("--network", f"{HERE}:scripted"): "the network cannot have constants: ScriptModule does not",
+    ("--network", f"{HERE}:spectral"): "1.weight_u changes in training",
+    ("--network", f"{HERE}:Double"): "must be torch.float32, not torch.float64",
+    ("--network", f"{HERE}:TwoFaced"): "features must be (images, width), not tuple",
     ("--network", f"{HERE}:Boasting"): "says its width is 65, but returns 64 features",
+    ("--network", f"{HERE}:Needy"): "network.dim is required",
     ("--network", f"{HERE}:Tiny", "--network.dimm", "3"): "did you mean 'network.dim'?",
     ("--network", f"{HERE}:Tiny", "--network.dim", "-3"): "the network cannot be built",
     ("--network", f"{HERE}:Tiny", "--network.weights", "x.pth"): "weights cannot be loaded",
@@ -163,7 +184,12 @@ def test_what_does_not_fit_is_one_line_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("name", "counts", "first"),
-    [("Digits", (320, 80), "0"), ("pair", (300, 100), "0"), ("Named", (320, 80), "digit-0")],
+    [
+        ("Digits", (320, 80), "0"),
+        ("Named", (320, 80), "digit-0"),
+        ("pair", (300, 100), "digit-0"),
+        ("joined", (320, 80), "digit-0"),
+    ],
 )
 def test_a_dataset_or_two_are_a_source(
     tmp_path: Path, name: str, counts: tuple[int, int], first: str
@@ -186,3 +212,14 @@ def test_data_that_are_none_are_refused(tmp_path: Path) -> None:
         DatasetRegistry(tmp_path).open(f"{HERE}:nonsense")
     with pytest.raises(DataError, match=r"item 0 has no label: write \(image, label\)"):
         DatasetRegistry(tmp_path).open(f"{HERE}:unlabelled")
+    with pytest.raises(DataError, match=r"label 0\.5 is no whole number"):
+        DatasetRegistry(tmp_path).open(f"{HERE}:Halved")
+    with pytest.raises(DataError, match=r"label 2 has no name in \('zero', 'one'\)"):
+        DatasetRegistry(tmp_path).open(f"{HERE}:Misnamed")
+    with pytest.raises(DataError, match="3 data sets are too many"):
+        DatasetRegistry(tmp_path).open(f"{HERE}:three")
+
+
+def test_data_that_draw_at_random_are_the_same_at_every_start(tmp_path: Path) -> None:
+    first, second = (DatasetRegistry(tmp_path).open(f"{HERE}:Drawn") for _ in range(2))
+    assert torch.equal(first.train_pixels, second.train_pixels)

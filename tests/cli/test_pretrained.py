@@ -1,6 +1,9 @@
 """Networks that others have trained: real weights from a package, and files of torchvision's."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torchvision
 from PIL import Image, ImageOps
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_image
-from torch import nn
+from torch import Tensor, nn
 
 import fedbnn as package
 from fedbnn.config import own
@@ -75,8 +78,17 @@ def test_a_package_that_is_not_there_is_named(
     assert "pip install no_such_package" in capsys.readouterr().err
 
 
-def test_a_frozen_norm_is_that_of_eval_mode_whatever_is_trained() -> None:
-    norm = nn.BatchNorm2d(3)
+class NormAndActivation(nn.BatchNorm2d):
+    """As timm has it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised and cut."""
+        return super().forward(images).relu()
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, NormAndActivation])
+def test_a_frozen_norm_is_that_of_eval_mode_whatever_is_trained(kind: type[nn.Module]) -> None:
+    norm = kind(3)
     norm(torch.randn(50, 3, 4, 4) * 2 + 1)
     norm.weight.data, norm.bias.data = torch.randn(3), torch.randn(3)
     images = torch.randn(5, 3, 4, 4)
@@ -99,6 +111,18 @@ def test_a_constructor_of_torchvision_begins_with_a_local_file(tmp_path: Path) -
         "classifier.0.weight",
         "classifier.0.bias",
     ]
+
+
+def test_the_constructor_of_timm_may_not_say_what_it_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def create_model(model_name: str, pretrained: bool = False, **kwargs: Any):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 1000))
+
+    create_model.__module__, timm = "timm.models._factory", ModuleType("timm")
+    timm.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    assert own.builder("timm:create_model")(image_shape=(1, 8, 8), model_name="net").width == 7
 
 
 def test_a_constructor_of_timm_begins_with_a_local_file(tmp_path: Path) -> None:

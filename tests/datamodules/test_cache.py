@@ -177,3 +177,18 @@ def test_a_fingerprint_changes_with_the_files(tmp_path: Path) -> None:
     assert before == fingerprint([tmp_path / "a"])
     (tmp_path / "a" / "y").write_text("2")
     assert fingerprint([tmp_path / "a"]) != before
+
+
+def test_a_fingerprint_changes_with_the_names_of_classes_and_with_who_is_in_them(
+    tmp_path: Path,
+) -> None:
+    top = tmp_path / "a"
+    (top / "cat").mkdir(parents=True)
+    (top / "dog").mkdir()
+    (top / "cat" / "1").write_text("1")
+    (top / "cat" / "2").write_text("2")
+    before = fingerprint([top])
+    (top / "cat" / "2").rename(top / "dog" / "2")
+    moved = fingerprint([top])
+    (top / "dog").rename(top / "fox")
+    assert len({before, moved, fingerprint([top])}) == 3

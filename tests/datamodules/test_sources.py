@@ -208,6 +208,15 @@ def test_a_folder_of_ones_own_with_val_instead_of_test(
     assert table.train_labels.tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_a_class_without_images_is_named(
+    picture_folder: Callable[..., None], tmp_path: Path
+) -> None:
+    picture_folder(tmp_path / "birds", classes=2, train=2, test=1, side=9)
+    (tmp_path / "birds" / "train" / "stray").mkdir()
+    with pytest.raises(DataError, match=r"class 'stray' has no train images .*remove the folder"):
+        opened("folder:birds", tmp_path)
+
+
 def test_a_corrupt_image_is_named(picture_folder: Callable[..., None], tmp_path: Path) -> None:
     picture_folder(tmp_path / "birds", classes=2, train=2, test=1, side=9)
     file = tmp_path / "birds" / "train" / "class01" / "0002.png"
