@@ -3,9 +3,10 @@
     python results/ablation.py --config conf/quickstart.yaml --jobs 2
 
 Every line is FedBNN as the configuration has it but for what the line says; the last column is the
-difference to the configuration itself, seed by seed. Seeds have an order of the classes and a
-partition of their own. Runs that are finished are not run again, so the command can be stopped and
-started. It ends with `table.md` in runs/ablation-NAME/.
+difference to the configuration itself, seed by seed. What the configuration has already is no line;
+`--set KEY=VALUE` changes it for all of them. Seeds have an order of the classes and a partition of
+their own. Runs that are finished are not run again, so the command can be stopped and started. It
+ends with `table.md` in runs/ablation-NAME/.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 import quick
 import torch
 
-from fedbnn.config import yaml
+from fedbnn.cli.train import parse
 
 SEEDS = (0, 1, 2)
 REGIMES = ("task_aware", "class_agnostic")
@@ -54,10 +55,22 @@ FACTORS: Mapping[str, Settings] = {
     "temperature: three times": {"times": 3},
     "aggregation: moments": {"method.fold_by": "moments", "method.server_lr": 1},
     "aggregation: product, damped": {"method.fold_by": "product", "method.server_lr": 0.2},
-    "linear prototypes: not read": {"head.prototypes": 0},
+    "linear prototypes: read beside": {"head.prototypes": 1},
     "linear head": {"head": "linear"},
 }
 """What is changed, and to what; `times` multiplies the temperature."""
+
+
+def telling(config: str, told: Sequence[str], factors: Mapping[str, Settings]) -> list[str]:
+    """The lines that change something of this configuration, and the first, which is itself."""
+    words = [f"--config={config}", *(f"--{one}" for one in told)]
+    base = parse(words).values
+    found = [AS_IT_IS]
+    for name, settings in factors.items():
+        changed = [f"--{key}={value}" for key, value in settings.items() if key != "times"]
+        if "times" in settings or parse([*words, *changed]).values != base:
+            found.append(name)
+    return found
 
 
 def play(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
@@ -68,6 +81,7 @@ def play(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
     if times := settings.pop("times", None):
         settings["method.temperature"] = times * options.temperature
     shared = {"stream.data_dir": options.data_dir, "stream.shuffle_classes": True}
+    shared |= dict(one.split("=", 1) for one in options.set)
     torch.set_num_threads(1)
     out.parent.mkdir(parents=True, exist_ok=True)
     with (out.parent / f"{out.name}.txt").open("a") as said, redirect_stdout(said):
@@ -98,16 +112,18 @@ def main() -> None:
     parser.add_argument("--data_dir", default="data")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     options.out = options.out or Path(f"runs/ablation-{Path(options.config).stem}")
-    options.temperature = float(yaml.read(Path(options.config))["method"]["temperature"])
-    names, seeds = [[one for _ in SEEDS] for one in FACTORS], [[*SEEDS] for _ in FACTORS]
+    options.temperature = parse([f"--config={options.config}"])["method"]["temperature"]
+    lines = telling(options.config, options.set, FACTORS)
+    names, seeds = [[one for _ in SEEDS] for one in lines], [[*SEEDS] for _ in lines]
     with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
         found = list(pool.map(partial(play, options), chain(*names), chain(*seeds)))
-    runs = dict(zip(FACTORS, zip(*[iter(found)] * len(SEEDS), strict=True), strict=True))
+    runs = dict(zip(lines, zip(*[iter(found)] * len(SEEDS), strict=True), strict=True))
     head = "| | aware @TS | aware @Fin | agnostic @TS | agnostic @Fin "
     head += "| aware @Fin, difference | agnostic @Fin, difference |"
-    rows = [line(name, runs[name], runs[AS_IT_IS]) for name in FACTORS]
+    rows = [line(name, runs[name], runs[AS_IT_IS]) for name in lines]
     (options.out / "table.md").write_text("\n".join([head, "|---" * 7 + "|", *rows]) + "\n")
 
 

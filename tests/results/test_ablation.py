@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,9 +17,14 @@ TAKEN_APART += ", function prior, SNN initialisation, temperature, aggregation"
 
 
 @pytest.fixture
-def factors(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Mapping[str, Any]]:
+def ablation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "results"))
-    found: Mapping[str, Mapping[str, Any]] = importlib.import_module("ablation").FACTORS
+    return importlib.import_module("ablation")
+
+
+@pytest.fixture
+def factors(ablation: ModuleType) -> Mapping[str, Mapping[str, Any]]:
+    found: Mapping[str, Mapping[str, Any]] = ablation.FACTORS
     return found
 
 
@@ -41,3 +47,15 @@ def test_every_factor_goes_with_what_another_configuration_has_on(factors) -> No
     steps = {name: one["method"]["server_lr"] for name, one in told.items()}
     assert steps["as configured"] == 2
     assert steps["aggregation: moments"] == 1
+
+
+def test_what_a_configuration_has_already_is_no_line(ablation: ModuleType) -> None:
+    """The digits have a server step of one, CIFAR-100 one of two: each is compared with others."""
+    some = {name: ablation.FACTORS[name] for name in ("server step: 1", "server step: 2")}
+    some["temperature: a third"] = {"times": 1 / 3}
+    told = {"quickstart": "server step: 2", "cifar100_ci_fast": "server step: 1"}
+    for config, other in told.items():
+        expected = [ablation.AS_IT_IS, other, "temperature: a third"]
+        assert ablation.telling(str(ROOT / f"conf/{config}.yaml"), [], some) == expected
+    swapped = ablation.telling(str(ROOT / "conf/quickstart.yaml"), ["method.server_lr=2"], some)
+    assert swapped == [ablation.AS_IT_IS, "server step: 1", "temperature: a third"]
