@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from fedbnn.bayes.flatten import Layout, layout_of
 from fedbnn.errors import ConfigError
@@ -84,6 +85,39 @@ def test_pooling_without_gradients_gives_the_same_bits_in_the_same_order(
         quick = pool(images)
     assert torch.equal(quick, pool(images))
     assert quick.is_contiguous()
+
+
+@pytest.mark.parametrize("channels", [3, 40])
+@pytest.mark.parametrize("sides", [(8, 8), (6, 10), (7, 8), (9, 9)])
+def test_pooling_by_two_has_the_bits_of_torch_and_its_gradient_where_corners_are_equal(
+    channels: int, sides: tuple[int, int]
+) -> None:
+    """Halves of small whole numbers are often equal; zeros behind a rectifier always are."""
+    images = torch.randint(-2, 3, (4, channels, *sides)).div(2).requires_grad_()
+    ours, reference = MaxPool(2)(images), nn.functional.max_pool2d(images, 2)
+    assert torch.equal(ours, reference)
+    above = torch.randn_like(reference)
+    expected = torch.autograd.grad(reference, images, above, retain_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(ours, images, above)[0], expected)
+    one_by_one = vmap(grad(lambda image, up: (MaxPool(2)(image) * up).sum()))(images, above)
+    assert torch.equal(one_by_one, expected)
+
+
+@pytest.mark.parametrize("name", ["lenet", "paper_resnet", "cifar_resnet18"])
+def test_gradients_one_by_one_are_those_of_single_images(name: str) -> None:
+    """What EWC and MAS ask a network for; pooling of many channels refused it."""
+    torch.manual_seed(0)
+    backbone = NETWORKS[name]((3, 32, 32)).eval()
+    weights = {key: value.detach() for key, value in backbone.named_parameters()}
+    images = torch.randn(2, 3, 32, 32)
+
+    def of_one(weights: dict[str, Tensor], image: Tensor) -> Tensor:
+        return functional_call(backbone, weights, (image[None],)).square().sum()
+
+    together = vmap(grad(of_one), in_dims=(None, 0))(weights, images)
+    for place, image in enumerate(images):
+        for key, alone in grad(of_one)(weights, image).items():
+            torch.testing.assert_close(together[key][place], alone, rtol=1e-3, atol=1e-3)
 
 
 def test_logits_are_not_probabilities() -> None:
