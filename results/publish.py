@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 HERE = Path(__file__).parent
 TABLES = ("tables.md", "tables.csv", "figures/averages.png")
 Cells = dict[str, dict[str, str]]
@@ -53,9 +55,9 @@ def _cells(line: str) -> list[str]:
 
 def summary(tables: dict[str, Cells]) -> list[str]:
     """One line a method: what it reaches, forgets and says of it, and how far it is from FedBNN."""
-    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
+    lines, regimes = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"], ("aware", "agnostic")
     for name, average in tables[AVERAGES].items():
-        accuracies = [_pair(average, f"{regime} @TS", f"{regime} @Fin") for regime in _REGIMES]
+        accuracies = [_pair(average, f"{regime} @TS", f"{regime} @Fin") for regime in regimes]
         errors = _pair(tables[ERRORS].get(name, {}), "NLL", "ECE", ", ")
         method = name.partition(" [")[0]
         apart = tables.get(PAIRED, {}).get(f"fedbnn − {method}", {})
@@ -63,9 +65,6 @@ def summary(tables: dict[str, Cells]) -> list[str]:
         lost = average.get("agnostic forgetting", "–")
         lines.append(f"| {' | '.join([name, *accuracies, lost, errors, differences])} |")
     return lines
-
-
-_REGIMES = ("aware", "agnostic")
 
 
 def _pair(row: dict[str, str], first: str, second: str, between: str = " / ") -> str:
@@ -78,6 +77,16 @@ def commits(folder: Path) -> str:
     cards = sorted(folder.glob("*-s*/env.json"))
     found = dict.fromkeys(str(json.loads(card.read_text())["commit"])[:7] for card in cards)
     return ", ".join(found)
+
+
+def command(name: str, tables: dict[str, Cells]) -> str:
+    """What made these tables; methods are named where a protocol has more."""
+    file = f"results/protocols/{name}.yaml"
+    asked = [*yaml.safe_load((HERE / "protocols" / f"{name}.yaml").read_text())["methods"]]
+    compared = {row.partition(" [")[0] for row in tables[AVERAGES]}
+    played = [method for method in asked if method in compared]
+    some = f" --methods {','.join(played)}" if played != asked else ""
+    return f"python results/protocol.py {file} --data_dir data{some}"
 
 
 def between(page: str, name: str, lines: Sequence[str]) -> str:
@@ -100,9 +109,8 @@ def main() -> None:
         for part in TABLES:
             (HERE / name / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / part, HERE / name / part)
-        command = f"python results/protocol.py results/protocols/{name}.yaml --data_dir data"
-        lines = summary(read((folder / "tables.md").read_text()))
-        lines += ["", f"`{command}`, commit {commits(folder)}; a difference in bold is clear."]
+        tables = read((folder / "tables.md").read_text())
+        lines = [*summary(tables), "", f"`{command(name, tables)}`, commit {commits(folder)}"]
         page = HERE / "README.md"
         page.write_text(between(page.read_text(), name, lines))
         print(f"{name}: {page}")

@@ -47,6 +47,21 @@ def test_the_table_of_methods_is_complete_and_true() -> None:
         assert (stores == "yes") == (method.replay is not None)
 
 
+def test_the_figures_on_the_front_page_are_those_of_the_table_they_come_from() -> None:
+    """Each cell of CIFAR-100 on the front page: the methods of its line, one after the other."""
+    made = (ROOT / "results/cifar100_ci_fast/tables.md").read_text(encoding="utf-8")
+    averages = made.partition("**Averages over the tasks")[2].partition("**Paired")[0]
+    lines = [line[2:-2].split(" | ") for line in averages.splitlines() if line.startswith("| ")]
+    known = {line[0].partition(" [")[0]: line for line in lines}
+    seen = set()
+    for who, aware, agnostic in rows(README, "Results"):
+        methods = [word for word in re.findall(r"\w+", who) if word in METHODS]
+        for column, cell in ((2, aware), (5, agnostic)):
+            assert cell.split("; ") == [known[method][column] for method in methods]
+        seen |= {*methods}
+    assert seen == {*known} & {*METHODS} - {"local"}
+
+
 def test_the_table_of_engines_is_complete() -> None:
     assert [name for name, _ in rows(DOCS / "engines.md", "Engines")] == list(
         SCHEMA["engine"].choices

@@ -41,3 +41,15 @@ def test_only_what_stands_between_the_marks_is_new(publish: ModuleType) -> None:
     assert publish.between(page_now, "this", ["| new |"]) == page_now
     with pytest.raises(SystemExit, match="no place for a table: <!-- table: other -->"):
         publish.between(PLACE, "other", [])
+
+
+def test_what_made_a_table_is_named(publish: ModuleType, tmp_path: Path) -> None:
+    """All methods of a protocol need no name, some do; and the sources of their runs."""
+    some = {publish.AVERAGES: {key: {} for key in ("fedbnn", "exact", "fcil [5736]", "chance")}}
+    said = publish.command("cifar100_ci_fast", some)
+    assert said.startswith("python results/protocol.py results/protocols/cifar100_ci_fast.yaml")
+    assert said.endswith(" --methods exact,fedbnn,fcil")
+    for seed, commit in enumerate(("0123456789abcdef", "0123456789abcdef", "fedcba9876543210")):
+        (run := tmp_path / f"exact-s{seed}").mkdir()
+        (run / "env.json").write_text(f'{{"commit": "{commit}"}}')
+    assert publish.commits(tmp_path) == "0123456, fedcba9"
