@@ -14,7 +14,8 @@ from fedbnn.methods.bounds import JointStream
 from fedbnn.networks import MLP
 from fedbnn.protocol.state import State
 
-ROUND = 2
+ROUND = 3
+"""Of the second task, so images of the first are those of rounds before."""
 Looked = tuple[Oracle, State, ClassPosteriors]
 
 
