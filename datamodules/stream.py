@@ -1,6 +1,7 @@
 """A federated stream: which client sees what in which round, and what the model is tested on."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -222,12 +223,15 @@ class FederatedStream(LightningDataModule):
 
     def participants(self, round: int) -> tuple[int, ...]:
         """A seeded sample of the clients that have data this round, in order."""
-        chosen = self._who.participants(self._known(round)[0])
-        return tuple(one for one in chosen if round < self.expelled.get(one, math.inf))
+        return self._welcome(round, self._who.participants(self._known(round)[0]))
 
     def more_participants(self, round: int, clients: int) -> tuple[int, ...]:
         """A seeded sample of the other clients that have data, for so many in all, in order."""
-        return self._who.more_participants(self._known(round)[0], clients)
+        return self._welcome(round, self._who.more_participants(self._known(round)[0], clients))
+
+    def _welcome(self, round: int, chosen: Sequence[int]) -> tuple[int, ...]:
+        """Those that are not expelled; nobody takes their place."""
+        return tuple(one for one in chosen if round < self.expelled.get(one, math.inf))
 
     def task_of(self, round: int, client: int) -> int:
         """The task that a client is on."""

@@ -18,7 +18,7 @@ from fedbnn.errors import RunDirectoryError
 from fedbnn.evaluation.evaluate import Oracle
 from fedbnn.federation.engines import one_thread
 from fedbnn.federation.experiment import MAY_DIFFER
-from fedbnn.heads import HEADS
+from fedbnn.heads import HEADS, ExactHead
 from fedbnn.methods import METHODS
 from fedbnn.report import figures, leaderboard, page, style
 from fedbnn.report.values import Runs
@@ -67,6 +67,9 @@ def oracle(directory: Path, data_dir: str | None, trust: bool = False) -> Path:
     if not made.method.shares_prototypes:
         what, fix = "its classes stay on the clients: there is no one head to look at", "share them"
         raise RunDirectoryError(what, str(directory), fix)
+    if isinstance(made.head, ExactHead):
+        what = "its class posteriors are over features that never move: they forget nothing"
+        raise RunDirectoryError(what, str(directory), "look at a run with another head")
     if len(numbers) < min(FEW, made.stream.rounds):
         what = f"{len(numbers)} of {made.stream.rounds} rounds are kept: too few to draw"
         fix = f"train it with --ledger.keep_rounds {made.stream.rounds}"

@@ -298,10 +298,14 @@ class Oracle(Evaluator):
             yield row
 
     def posteriors(self, state: State, images: ImageSet) -> ClassPosteriors:
-        """Exact class posteriors of these images under the backbone of a state."""
+        """Exact class posteriors of these images under the backbone of a state.
+
+        Those of classes it has not met are left out: a client that could not be heard held them.
+        """
         self.layout.write(self.backbone, state["backbone"], state["buffers"])
-        seen = features(self.backbone, images).double()
         labels, nothing = images.among(state.classes).labels, replace(state, tensors={})
+        met = (labels >= 0).nonzero().flatten()
+        seen, labels = features(self.backbone, images.subset(met)).double(), labels[met]
         sums = seen.new_zeros(len(state.classes), seen.shape[1]).index_add_(0, labels, seen)
         counts = torch.bincount(labels, minlength=len(state.classes)).double()
         return ClassPosteriors.of(nothing, seen.shape[1]).merge(counts, sums, seen.T @ seen)

@@ -19,6 +19,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.federation.engines import Engine
 from fedbnn.heads import ExactHead, Head, LinearHead
 from fedbnn.methods import FedBNN, Method
+from fedbnn.methods.importance import EWC
 from fedbnn.protocol.messages import FitResult
 from fedbnn.protocol.state import State
 from fedbnn.protocol.stream import Stream
@@ -126,6 +127,9 @@ def _fitting(method: Method, head: Head, moves: bool) -> None:
     if not method.trains and not isinstance(head, ExactHead):
         what = "a method that trains nothing has only class posteriors over fixed features"
         raise ConfigError(what, "head.name", "use head: exact")
+    if isinstance(method, EWC) and isinstance(head, ExactHead) and head.prior_mean:
+        what = "the Fisher matrix of ewc is that of a network without a prior mean"
+        raise ConfigError(what, "head.prior_mean", "leave it out, or use another method")
     fixed = not (method.trains and moves)
     if isinstance(head, ExactHead) and head.features == "backbone" and not fixed:
         what = "the features of a backbone that is trained move"

@@ -25,11 +25,15 @@ with precisions from the curvature:
 
     tau L_init / N  +  sum_r gamma^r (N_r / N) F_r      F_r the curvature of the data r rounds ago
 
-So after R rounds it counts as gamma + ... + gamma^R rounds of data (with `product` p times as
-many), whatever tau is, and tau weighs the initial scales alone. Nothing else makes it grow: where
-the likelihood has no curvature, precisions stay what they were, with every fold. Scales that are
-`learned`, as published, do not know this measure: an optimiser moves log scales whatever the signal
-is, and where noise is all there is, the mean of precisions grows (Jensen).
+So after R rounds it counts as gamma + ... + gamma^R rounds of data, whatever tau is, and tau weighs
+the initial scales alone: with `scaled` and `moments`, whose clients speak for the round (`kl_per:
+round`), and p times as many with `product`, whose clients speak for their own images (`kl_per:
+client`; if they spoke for the round, p times as many for every client). Nothing else makes it grow:
+where the likelihood has no curvature, precisions stay what they were, with every fold and every p.
+
+Scales that are `learned`, as published, do not know this measure: an optimiser moves log scales
+whatever the signal is. Where noise is all there is, the mean of precisions grows (Jensen), and no
+other mean would help: that of log scales leaves a typical one where it was, but each walks about.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +73,8 @@ from fedbnn.protocol.messages import Update
 from fedbnn.protocol.state import State
 
 LONGEST = 20.0
+SPEAK_FOR = {"scaled": "round", "moments": "round", "product": "client"}
+"""Whose images a factor must stand for, so that the fold counts each image once."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,8 @@ class FedBNN(Method):
         kl_per: the KL is divided by the images of the `round`, of the `client`, or by the number
             of `weights`.
         precision: how certain a client becomes. `learned`: gradient descent on log scales, as
-            published. `curvature`: scales are held while means are trained, then L_k = L_0 + F_k /
-            c in closed form (fedbnn/bayes/inference.py).
+            published, which grows certain of noise, too. `curvature`: scales are held while means
+            are trained, then L_k = L_0 + F_k / c in closed form (fedbnn/bayes/inference.py).
         retention: gamma in (0, 1]; 1 never forgets.
         scale_gain: initial scale: gain / sqrt(fan-in), or the gain itself with `scale_constant`.
         prototype_gain: the same of prototypes: how far from 0 those of a new class may lie. Clients
@@ -120,11 +126,12 @@ class FedBNN(Method):
             raise ConfigError(what, "method.temperature", f"above 0, or {fix}")
 
     def facts(self) -> dict[str, Any]:
-        """How strong the prior becomes, in rounds of data."""
+        """How strong the prior becomes, in rounds of data, if clients speak for what is folded."""
+        if self.precision != "curvature" or self.kl_per != SPEAK_FOR[self.fold_by]:
+            return super().facts()
         each, kept = self.server_lr if self.fold_by == "product" else 1.0, self.retention
         strength = f"{each:g} a round" if kept == 1 else f"at most {each * kept / (1 - kept):.3g}"
-        known = {"prior_in_rounds_of_data": strength} if self.precision == "curvature" else {}
-        return {**super().facts(), **known}
+        return {**super().facts(), "prior_in_rounds_of_data": strength}
 
     @property
     def server_step(self) -> ServerStep:

@@ -145,7 +145,7 @@ class FCIL(Method):
         found = signals(assignment, network.backbone)
         moved = in_transition(state, shown, float(found[0]), self.threshold)
         columns, kept = self.softmax(state, assignment.classes), BEST if moved else OLD
-        where = (network.backbone, assignment.layout)
+        where = (network, assignment.layout)
         teacher = Teacher(state, kept, columns, *where) if kept in state.notes else None
         return Compensated(self, assignment, network.backbone, columns, teacher, found)
 

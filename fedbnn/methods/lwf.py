@@ -66,7 +66,7 @@ class LwF(Method):
         if TEACHER not in state.notes:
             return LocalObjective()
         columns = self.softmax(state, assignment.classes)
-        teacher = Teacher(state, TEACHER, columns, network.backbone, assignment.layout)
+        teacher = Teacher(state, TEACHER, columns, network, assignment.layout)
         return Distilled(teacher, self.strength, self.temperature)
 
 
@@ -74,14 +74,21 @@ class Teacher:
     """The frozen model under `prefix` in eval mode, and a student's scores beside it.
 
     Its columns are its classes, those the student trains first. There the student's own score
-    counts; rows of old classes it does not hold are the global ones and do not move, but their
-    gradient reaches the backbone.
+    counts, and where it learns beside a prior mean the teacher stands on the same one; rows of old
+    classes it does not hold are the global ones and do not move, but their gradient reaches the
+    backbone.
     """
 
     def __init__(
-        self, state: State, prefix: str, columns: Sequence[str], backbone: nn.Module, layout: Layout
+        self,
+        state: State,
+        prefix: str,
+        columns: Sequence[str],
+        student: Classifier,
+        layout: Layout,
     ) -> None:
-        self.backbone = deepcopy(backbone).requires_grad_(False).eval()
+        self.backbone = deepcopy(student.backbone).requires_grad_(False).eval()
+        self.prior_mean = student.prior_mean
         layout.write(self.backbone, state[f"{prefix}.backbone"], state[f"{prefix}.buffers"])
         known = tuple(cast(Any, state.notes[prefix]))
         inside = tuple(name for name in columns if name in known)
@@ -100,7 +107,12 @@ class Teacher:
     def logits(self, images: Tensor) -> Tensor:
         """Its scores, without gradient."""
         with torch.no_grad():
-            return linear(self.backbone(images), self.prototypes)
+            features = self.backbone(images)
+            scores = linear(features, self.prototypes)
+            if self.prior_mean is not None:
+                mine = self.prior_mean(images, features)[:, self.inside]
+                scores[:, : len(self.inside)] += mine
+            return scores
 
     def student(self, features: Tensor, logits: Tensor) -> Tensor:
         """The student's scores in the teacher's order: rows it trains, then those outside."""

@@ -42,6 +42,7 @@ PATHS = ("run_dir", "stream.data_dir", "stream.cache_dir")
 """Where things lie on one machine, which no other need know."""
 NOTES = (
     "forgetting and ECE are class-agnostic",
+    f"calibration errors are {tables.POOLED}",
     "MB: up and down, of a whole run",
     "seconds: only of runs that had the machine for themselves",
 )

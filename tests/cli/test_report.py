@@ -145,6 +145,19 @@ def test_too_few_rounds_for_an_oracle_are_one_line(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("method", ["exact", "fedbnn"])
+def test_where_nothing_can_be_forgotten_the_oracle_says_so(
+    method: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether a network is trained beside the exact class posteriors or not."""
+    head = ["--method", method, "--head", "exact", "--head.filters", "4"]
+    kept = ["--ledger.keep_rounds", "4", "--run_dir", "kept"]
+    assert fedbnn("train", "--config", "tiny.yaml", *head, *kept) == 0
+    assert fedbnn("report", "kept", "--oracle") == 4
+    assert "features that never move: they forget nothing" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_lightning_logger_follows_the_rounds_by_one_setting(home: Path) -> None:
     asked = ["--track.logger", "CSVLogger", "--track.logger.save_dir", str(home / "curves")]
     assert fedbnn("train", "--config", "tiny.yaml", *asked) == 0

@@ -147,16 +147,21 @@ def test_there_is_no_warm_up_without_fresh_rows_or_epochs(
 
 
 def test_the_prior_of_a_warmed_row_is_its_value_before_warm_up() -> None:
-    """With almost no training after it, the factor is the whole way from zero to the warmed row."""
-    backbone = MLP((1, 8, 8), (6,))
+    """With almost no training after it, the factor is the whole way from zero to the warmed row,
+    which is the one that points are warmed up to.
+    """
+    backbone, images = MLP((1, 8, 8), (6,)), pictures([0, 1] * 8)
     state = begun(backbone, BAYES)
-    still = FedBNN(r_init=0, lr=1e-12)
-    update = answered(runner(backbone, pictures([0, 1] * 8), still), state)
+    still, points = FedBNN(r_init=0, lr=1e-12), FedAvg(lr=1e-12)
+    update = answered(runner(backbone, images, still), state)
+    warmed = answered(runner(backbone, images, points), begun(backbone, points))
     prior = Gaussian.from_moments(state["prototypes"][:2], state["prototypes.scale"][:2])
     moved = prior * Gaussian(
         update.tensors["prototypes.precision"].double(), update.tensors["prototypes.info"].double()
     )
-    assert moved.loc.abs().max() > 1e-3
+    rows = warmed.tensors["prototypes"]
+    assert rows.abs().max() > 1e-3
+    torch.testing.assert_close(moved.loc.float(), rows, rtol=1e-4, atol=1e-5)
     backbone_prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
     still_there = backbone_prior * Gaussian(
         update.tensors["backbone.precision"].double(), update.tensors["backbone.info"].double()

@@ -1,6 +1,6 @@
 """Precisions say what the images say: the curvature of the likelihood, and nothing without it."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pyro
 import pytest
@@ -16,6 +16,7 @@ from fedbnn.bayes.model import BayesianModel, MeanFieldGuide
 from fedbnn.errors import ConfigError
 from fedbnn.heads import LinearHead, prototypes
 from fedbnn.methods import METHODS, FedBNN
+from fedbnn.methods.fedbnn import SPEAK_FOR
 from fedbnn.methods.importance import fisher_sum
 from fedbnn.networks import MLP
 from fedbnn.protocol.messages import FitInstruction, Update, read_update
@@ -23,7 +24,7 @@ from fedbnn.protocol.state import State
 from lightning_modules import svi_client
 from lightning_modules.client_runner import ClientRunner
 from lightning_modules.client_trainer import LocalTraining
-from lightning_modules.svi_client import inferred
+from lightning_modules.svi_client import inferred, kl_weights
 from tests.core.posteriors import COUNTS, folded, prior_state, update
 from tests.core.small_models import BATCH, SHAPE, small
 
@@ -311,32 +312,50 @@ def test_without_a_temperature_curvature_has_no_measure() -> None:
     assert FedBNN(temperature=0.0, precision="learned").temperature == 0
 
 
-@pytest.mark.parametrize(("server_lr", "retention"), [(1.0, 1.0), (2.0, 0.8)])
-def test_the_prior_counts_as_so_many_rounds_of_data(server_lr: float, retention: float) -> None:
-    """Five rounds of the same curvature F: tau (L - L_init) / N = (gamma + ... + gamma^5) F,
-    however far the server goes.
+@pytest.mark.parametrize(
+    ("fold_by", "server_lr", "retention", "each"),
+    [
+        ("scaled", 1.0, 1.0, 1.0),
+        ("scaled", 2.0, 0.8, 1.0),
+        ("moments", 1.0, 1.0, 1.0),
+        ("product", 0.5, 1.0, 0.5),
+        ("product", 2.0, 0.8, 2.0),
+    ],
+)
+def test_the_prior_counts_as_so_many_rounds_of_data(
+    fold_by: Any, server_lr: float, retention: float, each: float
+) -> None:
+    """Five rounds of the same curvature F: tau (L - L_init) / N = p (gamma + ... + gamma^5) F.
+
+    Where p is a step of the mean, it does not count. Two clients have half of the images each.
     """
-    method = FedBNN(server_lr=server_lr, retention=retention, temperature=0.5)
+    how: dict[str, Any] = {"kl_per": SPEAK_FOR[fold_by], "retention": retention}
+    method = FedBNN(fold_by=fold_by, server_lr=server_lr, temperature=0.5, **how)
     layout, images, curvature = layout_of(MLP(SHAPE, (2,))), 30, 0.7
     first = layout.initial_scale(method.scale_gain)
     state = State({"backbone": 0 * first, "backbone.scale": first, "buffers": torch.zeros(0)})
+    sent = FitInstruction("run", 1, "train", state, images, {})
+    weight = kl_weights(method, len(first), 1, {"a": images // 2}, sent)[:-1]
     for _ in range(5):
         prior = Gaussian.from_moments(state["backbone"], state["backbone.scale"])
-        weight = torch.full_like(first, method.temperature / images)
         factor = informed(prior, 0 * first, torch.full_like(first, curvature), weight) / prior
         parts = {"backbone.precision": factor.precision, "backbone.info": factor.info}
-        sent = {**parts, "buffers": torch.zeros(0)}
-        updates = [Update("run", 1, "train", k, "", 15, {}, sent) for k in range(2)]
-        state = method.end_round(state, folded(state, updates, "scaled", server_lr), layout)
+        answer = {**parts, "buffers": torch.zeros(0)}
+        updates = [Update("run", 1, "train", k, "", images // 2, {}, answer) for k in range(2)]
+        state = method.end_round(state, folded(state, updates, method.rule), layout)
     grown = state["backbone.scale"].double().pow(-2) - first.double().pow(-2)
-    strength = sum(retention**age for age in range(1, 6))
+    strength = each * sum(retention**age for age in range(1, 6))
     expected = torch.full_like(grown, strength * curvature)
     torch.testing.assert_close(method.temperature * grown / images, expected, rtol=1e-3, atol=0)
 
 
 def test_results_say_how_strong_the_prior_becomes() -> None:
+    """Where every image counts once: in a product each client must speak for its own."""
     said = "prior_in_rounds_of_data"
     assert FedBNN(precision="curvature", server_lr=2.0).facts()[said] == "1 a round"
-    assert FedBNN(fold_by="product", server_lr=0.1).facts()[said] == "0.1 a round"
+    product = FedBNN(fold_by="product", kl_per="client", server_lr=0.1)
+    assert product.facts()[said] == "0.1 a round"
     assert FedBNN(precision="curvature", retention=0.9).facts()[said] == "at most 9"
     assert said not in FedBNN(precision="learned").facts()
+    assert said not in FedBNN(fold_by="product").facts()
+    assert said not in FedBNN(kl_per="client").facts()

@@ -24,6 +24,7 @@ from fedbnn.heads.predictive import Predictor
 from fedbnn.heads.statistics import factor
 from fedbnn.methods import FedAvg, FedBNN
 from fedbnn.methods.bounds import Exact
+from fedbnn.methods.importance import EWC
 from fedbnn.networks import MLP, FixedFeatures
 from fedbnn.networks.random_conv import RandomConv
 from fedbnn.protocol.messages import Update
@@ -255,6 +256,7 @@ def test_heads_that_a_method_cannot_feed_are_refused(federate: Callable[..., Any
         (Exact(), GaussianHead()),
         (FedAvg(), ExactHead(features="backbone")),
         (FedAvg(share="backbone_only"), HEAD),
+        (EWC(), replace(READ, prior_mean=1.0)),
     ):
         with pytest.raises(ConfigError):
             federate(method, head=head)

@@ -1,4 +1,4 @@
-"""The four folds against formulas written another way."""
+"""The three folds against formulas written another way."""
 
 from collections.abc import Mapping
 

@@ -14,7 +14,8 @@ from fedbnn.methods.bounds import JointStream
 from fedbnn.networks import MLP
 from fedbnn.protocol.state import State
 
-ROUND = 2
+ROUND = 3
+"""Of the second task, so images of the first are those of rounds before."""
 Looked = tuple[Oracle, State, ClassPosteriors]
 
 
@@ -59,3 +60,14 @@ def test_a_head_that_knows_as_much_is_level_with_it_and_one_that_is_stale_is_not
     for regime in REGIMES:
         assert level[f"ours {regime}"] == level[f"oracle {regime}"] == behind[f"oracle {regime}"]
         assert behind[f"ours {regime}"] < behind[f"oracle {regime}"] - 20
+
+
+def test_images_of_a_class_that_the_state_has_not_met_are_left_out(
+    looked: Looked, digits: FederatedStream
+) -> None:
+    """The one client that held them could not be heard."""
+    oracle, state, wanted = looked
+    few = State({**state.tensors, "prototypes": state["prototypes"][1:]}, state.classes[1:])
+    found = oracle.posteriors(few, JointStream(digits).train(ROUND, 0))
+    assert found.count.tolist() == wanted.count[1:].tolist()
+    torch.testing.assert_close(found.mean, wanted.mean[1:], rtol=1e-4, atol=1e-4)

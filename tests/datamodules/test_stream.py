@@ -133,6 +133,19 @@ def test_now_is_the_mixture_of_tasks_that_is_trained(shapes: Make, samples: int 
     assert len(stream.test_now(1, 10**6)) == len(stream.test(0))
 
 
+def test_an_expelled_client_is_asked_for_nothing_and_nobody_takes_its_place(shapes: Make) -> None:
+    """Neither to train nor, among more clients than train, for statistics."""
+    plain = shapes()
+    for ask in (plain.participants, lambda number: plain.more_participants(number, 100)):
+        for lost in ask(2):
+            rest = shapes(expelled=[(lost, 2)])
+            for number in (1, 2, 3):
+                trains, more = plain.participants(number), plain.more_participants(number, 100)
+                gone = {lost} if number > 1 else set()
+                assert set(rest.participants(number)) == set(trains) - gone
+                assert set(rest.more_participants(number, 100)) == set(more) - gone
+
+
 def test_training_images_are_augmented_and_test_images_are_not(shapes: Make) -> None:
     stream = shapes(flip=True, shift=2)
     shown, tested = stream.train(1, stream.participants(1)[0]), stream.test(0)

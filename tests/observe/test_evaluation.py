@@ -11,6 +11,7 @@ from fedbnn.config.parse import parse
 from fedbnn.config.schema import Section
 from fedbnn.errors import ConfigError
 from fedbnn.evaluation.evaluate import Evaluation, begun, evaluate_clients, evaluate_round, predict
+from fedbnn.images import joined
 
 
 def confused(truth: str, column: str) -> float:
@@ -81,6 +82,17 @@ def test_a_mixture_is_tested_image_by_image_in_its_own_task(gradual_stream, pred
     )
     assert line["fon"]["class_agnostic"] == pytest.approx(100 * 5 / 40)
     assert line["fon"]["task_aware"] == pytest.approx(100 * (15 + 5) / 40)
+
+
+def test_the_mixture_is_that_of_the_images_whatever_part_of_the_clients_a_task_has(
+    gradual_stream, predictor
+) -> None:
+    """A quarter of the clients, and half of the images: one class of four is always right."""
+    now = gradual_stream.test_now
+    gradual_stream.test_now = lambda number, _: joined([now(number - 1, 20), now(number + 1, 20)])
+    model = predictor(gradual_stream.classes[:4], confused)
+    line = evaluate_round(model, gradual_stream, 2, Evaluation())
+    assert line["fon"] == {"task_aware": 50.0, "class_agnostic": 25.0}
 
 
 def test_an_image_of_a_class_that_two_current_tasks_share_counts_once(

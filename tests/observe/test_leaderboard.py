@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.errors import RunDirectoryError
+from fedbnn.evaluation import metrics
 from fedbnn.report import leaderboard
 from fedbnn.report.values import Runs, Table
 
@@ -56,6 +57,12 @@ def test_a_stream_is_a_table_and_a_method_a_line_highest_first(runs: Path, grid:
     assert row.cells[place].spread is not None
     assert row.words == ("0, 1, 2", "0", "no", "0123456*", "`repeat fedavg x3`")
     assert len(row.cells) + len(row.words) == len(first.heads) - 1
+
+
+def test_a_board_says_how_calibration_is_measured(runs: Path) -> None:
+    [said] = [note for note in boards(runs)[0].notes if "calibration" in note]
+    assert "over all test images together" in said
+    assert f"ECE: {metrics.BINS} equal bins" in said
 
 
 def test_settings_that_differ_are_lines_of_their_own_and_are_named(

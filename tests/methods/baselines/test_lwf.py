@@ -30,12 +30,13 @@ def student_of(backbone, state: State) -> Classifier:
     return layout_of(backbone).classifier(backbone, state["prototypes"][state.index(NEW)])
 
 
-def distilled(backbone) -> tuple[Classifier, Distilled, State]:
+def distilled(backbone, prior_mean=None) -> tuple[Classifier, Distilled, State]:
     layout = layout_of(backbone)
     state = a_state(backbone, layout)
-    state = remember(state, "teacher", state)
-    teacher = Teacher(state, "teacher", NEW, backbone, layout)
-    return student_of(backbone, state), Distilled(teacher, 3.0, 2.0), state
+    state, student = remember(state, "teacher", state), student_of(backbone, state)
+    student.prior_mean = prior_mean
+    teacher = Teacher(state, "teacher", NEW, student, layout)
+    return student, Distilled(teacher, 3.0, 2.0), state
 
 
 @pytest.fixture
@@ -49,8 +50,10 @@ def test_the_teacher_knows_trained_classes_only() -> None:
     assert set(terms.teacher.classes) == {"a", "b", "c"}
 
 
-def test_the_distillation_is_zero_where_student_and_teacher_agree(images) -> None:
-    network, terms, _ = distilled(MLP(SHAPE, (3,)))
+@pytest.mark.parametrize("beside", [None, lambda images, _: images.flatten(1)[:, :3].exp()])
+def test_the_distillation_is_zero_where_student_and_teacher_agree(beside, images) -> None:
+    """Also where both stand on scores that somebody else gives: there is nothing to unlearn."""
+    network, terms, _ = distilled(MLP(SHAPE, (3,)), beside)
     outputs = network.outputs(images)
     student = terms.teacher.student(*outputs)
     assert torch.equal(student.detach(), terms.teacher.logits(images))
