@@ -140,10 +140,15 @@ def task_labels(
     ends = np.cumsum([0, *(len(table.classes) for table in tables)]).tolist()
     if incremental == "class":
         groups = class_groups(ends[-1], tasks)
-        return {f"classes {group[0]}-{group[-1]}": group for group in groups}
+        return {_counted(group): group for group in groups}
     if incremental == "domain":
         return dict.fromkeys(domains, range(ends[-1]))
     return {one.name: range(*span) for one, span in zip(tables, pairwise(ends), strict=True)}
+
+
+def _counted(group: range) -> str:
+    """`classes 2-4`, or `class 2` of one alone."""
+    return f"classes {group[0]}-{group[-1]}" if len(group) > 1 else f"class {group[0]}"
 
 
 def _pool(tables: Sequence[Table], split: str, place: Integers) -> Pool:

@@ -22,3 +22,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fedbnn' has no attribute {name!r}")
     return getattr(import_module(f"fedbnn.{_HOMES.get(name, 'api')}"), name)
+
+
+def __dir__() -> list[str]:
+    """What completion in a shell or notebook offers, before anything is imported."""
+    return sorted([*__all__, "__version__"])

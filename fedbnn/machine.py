@@ -16,6 +16,7 @@ all it needs. Nothing happens where torchvision is whole, nor before torchvision
 whomever. So `import fedbnn` imports this file, which imports neither.
 """
 
+import atexit
 import ctypes
 import gc
 import importlib.util
@@ -49,10 +50,14 @@ def postponed() -> Iterator[None]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """What there is at the end of this stays until the process ends, and is never searched."""
+    """What there is at the end of this stays until the process ends, and is never searched.
+
+    What comes later is not searched when the process ends, for then all of it goes.
+    """
     with postponed():
         yield
         gc.freeze()
+    atexit.register(gc.freeze)
 
 
 def keep_memory() -> bool:

@@ -80,11 +80,16 @@ def refuse_program(values: Mapping[str, Any], who: str) -> None:
         raise ConfigError(what, fix="define it in a module of its own and give that")
 
 
+def spoken(found: Any) -> str:
+    """What people call it: the name of a function or class, and no address in memory."""
+    return getattr(found, "__qualname__", None) or f"an object of {type(found).__qualname__}"
+
+
 def network(found: Any) -> Network:
     """What builds a network out of what an import path leads to; its arguments are settings."""
     if not _is_network(found):
         fix = "name a torch module, its class, or a function annotated to return one"
-        raise ConfigError(f"{found!r} is no network", "network", fix)
+        raise ConfigError(f"{spoken(found)} is no network", "network", fix)
 
     def build(
         image_shape: Shape,

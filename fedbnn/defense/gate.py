@@ -345,12 +345,12 @@ def _addressed(update: Update, call: ExpectedUpdate) -> None:
 
 
 def _same_sites(update: Update, call: ExpectedUpdate) -> None:
-    """The same prior and tensors, shapes and types; rows of classes the client holds."""
+    """The same prior and tensors, shapes and types; nothing of classes the client does not hold."""
     if update.prior != call.prior:
         raise Refused("started from another prior")
     unknown = [name for name in update.classes if name not in call.announced(update)]
     if unknown:
-        raise Refused(f"rows of a class it does not hold: {unknown[0][:60]!r}")
+        raise Refused(f"answers for a class it does not hold: {unknown[0][:60]!r}")
     _same_tensors(call.expected(update.counts), update.tensors)
 
 

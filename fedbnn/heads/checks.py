@@ -246,7 +246,7 @@ def apart_in_rows(rows: Mapping[int, Mapping[str, Tensor]], counts: Counts, name
 def apart_in_contrasts(
     rows: Mapping[int, Mapping[str, Tensor]],
     counts: Counts,
-    name: str = "how rows tell classes apart",
+    name: str = "how prototypes tell classes apart",
     variance: float | None = None,
 ) -> Apart:
     """Whose rows tell classes apart the other way round than everybody's: limit a cosine of -0.1.

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedbnn.config.own import spoken
 from fedbnn.errors import ConfigError
 from fedbnn.methods.base import Method
 from fedbnn.methods.bounds import Exact, Joint, Local
@@ -57,7 +58,7 @@ def own(found: Any) -> type[Method]:
     """A method of the user's own: a dataclass that is a Method."""
     if isinstance(found, type) and issubclass(found, Method):
         return found
-    what, fix = f"{found!r} is no method", "derive it from fedbnn.methods.Method"
+    what, fix = f"{spoken(found)} is no method", "derive it from fedbnn.methods.Method"
     raise ConfigError(what, "method", fix)
 
 

@@ -142,7 +142,7 @@ def apart_in_rows(updates: Sequence[Update], rows: Mapping[int, Tensor]) -> chec
     """How far the rows of every client are from those that others have for the same classes."""
     named = {u.client: dict(zip(u.classes, rows[u.client], strict=True)) for u in updates}
     counts = {update.client: update.counts for update in updates}
-    by_class = checks.apart_in_rows(named, counts, "rows of a class")
+    by_class = checks.apart_in_rows(named, counts, "prototypes of a class")
     return checks.farthest(by_class, checks.apart_in_contrasts(named, counts))
 
 

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from fedbnn import __version__
 from fedbnn.config import yaml
 from fedbnn.errors import RunDirectoryError, called
+from fedbnn.machine import postponed
 from fedbnn.report import figures, style, tables, words
 from fedbnn.report.values import Cell, Results, Runs, Table, Varied
 from fedbnn.storage.files import TEXT, Damaged, read, read_json, write_atomic, writing
@@ -56,7 +57,7 @@ def write(
     its figures within: without `pictures` they are not drawn again as files.
     """
     runs = list(map(results_of, run_dirs))
-    with _shown(run_dirs):
+    with _shown(run_dirs), postponed():
         page, made, drawn = _made(runs, run_dirs, title, reference, sweep)
     texts = {"report.html": page, **_tables(made)}
     with writing(directory):

@@ -47,7 +47,8 @@ BLUE, VERMILION, _, GREEN, PURPLE = [colour for colour, _ in LOOKS.values()][:5]
 REGIME_LINES = {"task_aware": "-", "class_agnostic": "--"}
 INK, FAINT = "#1b1f23", "#8b949e"
 DOTTED: dict[str, Any] = {"color": FAINT, "linestyle": ":", "linewidth": 1.2}
-SHEET = Path(__file__).with_name("house.mplstyle")
+_FILE = Path(__file__).with_name("house.mplstyle")
+SHEET = mpl.rc_params_from_file(_FILE, use_default_template=False)
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def house() -> Iterator[None]:
 
     A figure is thousands of objects that hold each other, and none is garbage before it is saved.
     """
-    with postponed(), mpl.rc_context(fname=SHEET), warnings.catch_warnings():
+    with postponed(), mpl.rc_context(SHEET), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 

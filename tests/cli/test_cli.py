@@ -49,6 +49,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_package_and_its_version_cost_no_import_of_torch() -> None:
     code = "import sys, fedbnn, fedbnn.cli.main as m; m.main(['--version'])"
+    code += "; assert {'run', 'compare', 'load', '__version__'} <= set(dir(fedbnn))"
     code += "; assert not {'torch', 'torchvision', 'jsonargparse', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True)
     assert done.returncode == 0, done.stderr

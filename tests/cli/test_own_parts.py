@@ -148,7 +148,7 @@ WRONG = {
     ("--network", "no.such:Thing"): "No module named 'no'",
     ("--network", f"{HERE}:Mine"): "is no network",
     ("--network", "os:system"): "is no network",
-    ("--network", f"{HERE}:unannotated"): "is no network",
+    ("--network", f"{HERE}:unannotated"): "error: unannotated is no network",
     ("--network", f"{HERE}:pictures"): "features must be (images, width)",
     ("--network", f"{HERE}:scripted"): "the network cannot have constants: ScriptModule does not",
     ("--network", f"{HERE}:spectral"): "1.weight_u changes in training",

@@ -1,5 +1,6 @@
 """Memory that the C library keeps, and gives back when it is asked to."""
 
+import subprocess
 import sys
 
 import pytest
@@ -41,3 +42,19 @@ def test_elsewhere_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     used = torch.ones(5_000_000)
     machine.trim_memory()
     assert used.sum() == 5_000_000
+
+
+def test_at_the_end_of_a_command_nobody_looks_for_garbage() -> None:
+    """A circle that would be found there is not; the process ends without the search."""
+    said = (
+        "class Circle:\n"
+        "    def __init__(self): self.me = self\n"
+        "    def __del__(self): print('searched')\n"
+        "Circle()"
+    )
+    command = [sys.executable, "-c"]
+    plain = subprocess.run([*command, said], capture_output=True, text=True)
+    assert plain.stdout == "searched\n"
+    with_it = "from fedbnn.machine import kept\nwith kept(): pass\n"
+    ours = subprocess.run([*command, with_it + said], capture_output=True, text=True)
+    assert (ours.stdout, ours.stderr, ours.returncode) == ("", "", 0)

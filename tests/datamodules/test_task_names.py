@@ -1,8 +1,11 @@
 """What a task is called: by its classes where they are words and few."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from datamodules.collection import spoken
+from datamodules.collection import spoken, task_labels
 
 MANY = tuple(f"flowers/kind number {place}" for place in range(9))
 
@@ -26,3 +29,8 @@ def test_a_task_has_the_names_of_its_classes_if_they_are_few_and_tell_it_apart(
     found = spoken(dict(zip(("first", "second"), groups, strict=True)))
     assert list(found) == said
     assert list(found.values()) == groups
+
+
+def test_a_task_of_one_class_is_that_class() -> None:
+    digits: Any = SimpleNamespace(classes=("0", "1", "2"))
+    assert [*task_labels("class", [digits], 2, ())] == ["classes 0-1", "class 2"]

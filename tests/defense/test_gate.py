@@ -48,7 +48,7 @@ FAULTS_IN_ORDER: tuple[tuple[str, dict[str, object]], ...] = (
     ("meant for another exchange", {"exchange": "statistics"}),
     ("client 77 was not asked", {"client": 77}),
     ("started from another prior", {"prior": "other"}),
-    ("rows of a class it does not hold: 'cow'", {"counts": {"cow": 10}}),
+    ("answers for a class it does not hold: 'cow'", {"counts": {"cow": 10}}),
     ("missing tensor 'prototypes'", {"tensors": {"backbone": torch.full((8,), torch.nan)}}),
     (
         "backbone is not finite",
