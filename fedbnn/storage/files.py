@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from fedbnn.protocol.state import Payload
 
 ASIDE, GONE = ".aside-", ".gone-"
 MEMORY, TEXT, DEEPEST = 2**30, 2**28, 32
+KINDS = "a run directory holds files and folders, no links, pipes or devices"
+LARGE, HOLLOW, BLOCK = 2**30, 64, 512
 
 
 class Damaged(ValueError):
@@ -87,13 +89,21 @@ def below(root: Path, aside: Collection[str] = ("wandb",)) -> Iterator[Path]:
 
 
 def plain(root: Path) -> Path:
-    """The same directory, if there is nothing but files and folders in it, and below it."""
+    """The same directory, if there is nothing but files and folders in it, and below it.
+
+    Nor files that say they are large and are not there: they cost nothing to send, but hours to
+    read.
+    """
     for path in below(root):
-        usual = path.is_file() or path.is_dir()
-        if path.is_symlink() or (path.exists() and not usual):
-            what = "a run directory holds files and folders, no links, pipes or devices"
-            fix = "remove it, or do not trust this directory"
-            raise RunDirectoryError(what, str(path), fix)
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            usual = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+            what = "" if usual else KINDS
+            if found.st_size > LARGE and found.st_size > HOLLOW * BLOCK * found.st_blocks:
+                what = f"a file of {found.st_size / 2**30:,.0f} GB, of which hardly any is there"
+            if what:
+                fix = "remove it, or do not trust this directory"
+                raise RunDirectoryError(what, str(path), fix)
     return root
 
 
