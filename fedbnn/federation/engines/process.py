@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
-from math import inf, isfinite
+from math import inf
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Event, Thread
@@ -36,7 +36,7 @@ from fedbnn.federation.engines import Answer, Private, worker
 from fedbnn.protocol.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
-MAX_HEAD = 2**16
+MAX_HEAD, MOST_SAID = 2**16, 1e18
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
 SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|^(AWS|AZURE|GOOGLE|GCP)_")
@@ -271,10 +271,14 @@ class Peer:
 
 
 def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
-    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
+    """Seconds, those of computing, and what training looked like; None unless all are numbers.
+
+    They are no larger than that means of them stay finite, and no time is negative.
+    """
     match said:
         case {"seconds": float(seconds), "inner": float(inner), **train}:
-            if all(type(one) is float and isfinite(one) for one in said.values()):
+            numbers = all(type(one) is float and abs(one) <= MOST_SAID for one in said.values())
+            if numbers and min(seconds, inner) >= 0:
                 return seconds, inner, train
     return None
 
