@@ -146,7 +146,7 @@ def _announcement(
 
 
 def _is_name(text: str) -> bool:
-    """Whether a class may be called so: every page and table has to print it, as it reads."""
+    """Whether a class may be called so: it can be printed, and reads as it is."""
     return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
