@@ -39,8 +39,15 @@ START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
 MAX_HEAD, MOST_SAID = 2**16, 1e18
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
-SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|^(AWS|AZURE|GOOGLE|GCP)_")
-SECRET_VALUE = re.compile("://[^/@]+:[^/@]+@|-----BEGIN ")
+SECRET_NAME = re.compile(
+    "KEY|TOKEN|SECRET|PASS|CRED|AUTH|COOKIE|JWT|WEBHOOK|_PWD$|(^|_)(PAT|DSN)$"
+    "|^(AWS|AZURE|GOOGLE|GCP)_"
+)
+SECRET_VALUE = re.compile(
+    r"://[^/@\s]+@|-----BEGIN |(?i:password|accountkey|secret|token|[?&]sig)="
+    r"|\b(gh[a-z]_\w{20}|github_pat_|glpat-|hf_[A-Za-z0-9]{30}|sk-[\w-]{32}|xox[a-z]-|AKIA[A-Z0-9]{16})"
+    r"|\beyJ[\w-]+\.eyJ"
+)
 
 
 class Gone(Exception):
@@ -295,5 +302,5 @@ def environment() -> dict[str, str]:
 
 
 def secret(name: str, value: str) -> bool:
-    """Whether a variable is a key, a token or a password by its name, or an address with one."""
+    """Whether a variable is a key, a token or a password by its name, or holds one by its look."""
     return bool(SECRET_NAME.search(name.upper()) or SECRET_VALUE.search(value))
