@@ -9,11 +9,12 @@ prototypes.loc, prototypes.scale, prototypes.samples    a row (weights, bias) pe
 posteriors.mean, posteriors.count, ...                  the class posteriors, where there are any
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedbnn.bayes.flatten import Layout, constants, layout_of
 from fedbnn.config import own
@@ -40,6 +42,7 @@ FORMAT, MODEL, CARD = 1, "model.safetensors", "config.json"
 _UNFIT = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError)
 KEPT = ("prototypes.scale", "prototypes.samples", "posteriors.", "exact.", "buffers")
 KINDS = {"loc": "backbone", "scale": "backbone.scale"}
+MORE_TENSORS, MORE_NUMBERS = 1000, 2**24
 NAMES = {head: name for name, head in HEADS.items()}
 TURN = Lock()
 """Threads predict one after the other: a draw of the weights stands in the network meanwhile."""
@@ -187,7 +190,8 @@ def load(directory: Path | str, trust: bool = False) -> Model:
         if not trust:
             refuse_code({"network": _unread(facts.get("network"))}, folder)
         card, sites = Card.from_json(facts), read_tensors(payload)
-        with torch.device("meta" if card.network["name"] in NETWORKS else "cpu"):
+        where = torch.device("meta" if card.network["name"] in NETWORKS else "cpu")
+        with _no_larger(sites.values()), where:
             flat = _flat(sites, layout_of(build_backbone(card)), card)
         backbone = build_backbone(card)
         for name, value in constants(backbone).items():
@@ -200,6 +204,29 @@ def load(directory: Path | str, trust: bool = False) -> Model:
     except (*_UNFIT, SafetensorError, FedBNNError) as error:
         fix = f"give a finished run: it holds {MODEL} and {CARD}, unless clients keep models"
         raise RunDirectoryError(f"no model can be loaded: {error}", str(folder), fix) from error
+
+
+@contextmanager
+def _no_larger(known: Collection[Tensor]) -> Iterator[None]:
+    """In here this thread builds no network of many more weights, or layers, than are known.
+
+    It is stopped before they take memory. A classifier that the file has no need of may be there.
+    """
+    thread, tensors = get_ident(), MORE_TENSORS + 2 * len(known)
+    numbers = MORE_NUMBERS + 2 * sum(one.numel() for one in known)
+
+    def count(_: nn.Module, name: str, weight: Tensor | None) -> None:
+        nonlocal tensors, numbers
+        if weight is not None and get_ident() == thread:
+            tensors, numbers = tensors - 1, numbers - weight.numel()
+            if min(tensors, numbers) < 0:
+                raise ValueError(f"its network is larger than {MODEL}")
+
+    counting = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        counting.remove()
 
 
 def _unread(network: Any) -> Any:

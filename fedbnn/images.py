@@ -4,19 +4,25 @@ Training and `fedbnn predict` read a file through `decode`; training, evaluation
 a set through `ImageSet.loader`, which gathers, augments and normalises whole batches as tensors.
 """
 
+import mmap
+import os
+import re
+import stat
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,27 +32,65 @@ Array = NDArray[np.uint8]
 Batch = tuple[Tensor, Tensor]
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-MOST_PIXELS = 2**26
-# Pillow warns of a picture that is refused here anyway, and in one line.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+MOST_PIXELS, MOST_SCANS = 2**26, 100
+_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd7\xff])")
+_BEGIN, _SCAN, _END = b"\xd8", b"\xda", b"\xd9"
+# What Pillow warns of is refused here in one line, or can be read.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode(path: Path, channels: int, size: tuple[int, int] | None = None) -> Array:
     """A picture file as (channels, height, width), one channel or three; cut and resized to `size`.
 
-    Nothing but a regular file in one of `FORMATS` is opened, and its pixels are counted before any
-    is decoded. Grey levels of 16 bits are scaled to 8.
+    Nothing but a regular file in one of `FORMATS` is opened, and what it costs is counted before
+    any of it is decoded. Grey levels of 16 bits are scaled to 8.
     """
     try:
-        if not path.is_file():
-            raise ValueError("it is not a regular file")
-        with Image.open(path, formats=FORMATS) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
-                raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+        with (
+            open(path, "rb", opener=_regular) as file,
+            Image.open(file, formats=FORMATS) as picture,
+        ):
+            _check_costs(picture, file)
             return fitted(_eight_bits(picture).convert("L" if channels == 1 else "RGB"), size)
     except Exception as error:  # the border to files of strangers: decoders raise anything
         what = f"picture cannot be read: {str(error) or type(error).__name__}"
         raise DataError(what, str(path), "replace or remove it, or convert it to PNG") from error
+
+
+def _regular(path: str, flags: int) -> int:
+    """For `open`: no pipe or device, which nobody waits for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError("it is not a regular file")
+
+
+def _check_costs(picture: Image.Image, file: BinaryIO) -> None:
+    """Raise for more pixels than are decoded, or for the same ones too often.
+
+    A TIFF of few pixels may be cut from one tile of many; a JPEG may go over its pixels in as many
+    scans as it likes, of a few bytes each. libtiff has the same limit for those in a TIFF.
+    """
+    sizes = [picture.size]
+    if isinstance(picture, TiffImageFile):
+        sizes.append(tuple(picture.tag_v2.get(side, 0) for side in (TILEWIDTH, TILELENGTH)))
+    if any(width * height > MOST_PIXELS for width, height in sizes):
+        raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
+    if isinstance(picture, JpegImageFile):
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if _scans(content) > MOST_SCANS:
+                raise ValueError(f"it has more than {MOST_SCANS} scans")
+
+
+def _scans(content: mmap.mmap) -> int:
+    """How often a JPEG goes over its pixels, up to one more than it may."""
+    place = scans = 0
+    while scans <= MOST_SCANS and (found := _MARKER.search(content, place)) and found[1] != _END:
+        scans, place = scans + (found[1] == _SCAN), found.end()
+        if found[1] != _BEGIN:
+            place += int.from_bytes(content[place : place + 2])
+    return scans
 
 
 def fitted(picture: Image.Image, size: tuple[int, int] | None) -> Array:

@@ -104,6 +104,13 @@ ATTACKS: dict[str, Tests] = {
             "test_a_payload_beyond_all_room_is_cut",
             "test_size_comes_before_all_reading",
             "test_updates_carry_no_types_of_their_own",
+            "test_a_class_that_no_page_can_print_is_announced_by_nobody",
+        ),
+        "core/test_late.py": (
+            "test_what_comes_too_late_is_refused_by_name",
+            "test_what_is_too_large_is_refused_before_it_waits_on_disk",
+            "test_only_what_was_asked_may_come_late",
+            "test_nobody_counts_twice_by_being_late_again",
         ),
     },
     "forged weights": {
@@ -191,6 +198,10 @@ ATTACKS: dict[str, Tests] = {
             "test_an_account_goes_on_in_a_branch_and_cannot_forget_it",
             "test_a_round_that_is_begun_again_counts_again_with_noise_of_its_own",
         ),
+        "cli/test_privacy.py": (
+            "test_an_older_copy_of_the_account_forgets_no_attempt_at_the_next_round",
+            "test_a_run_without_a_client_goes_on_with_what_the_other_spent",
+        ),
         "storage/test_binding.py": (
             "test_what_was_begun_is_counted_in_the_chain_until_it_is_committed",
         ),
@@ -228,6 +239,7 @@ ATTACKS: dict[str, Tests] = {
             "test_folders_without_end_are_refused",
             "test_nothing_is_written_through_a_hard_link",
             "test_a_file_that_is_far_too_large_is_not_read",
+            "test_a_file_that_is_hardly_there_is_not_read",
             "test_a_flipped_bit_is_named_and_made_again_by_resuming",
             "test_a_changed_line_of_a_finished_run_is_named_and_put_back",
             "test_a_damaged_tracker_file_ends_nothing",
@@ -241,6 +253,8 @@ ATTACKS: dict[str, Tests] = {
         ),
         "core/test_export.py": (
             "test_a_card_cannot_make_loading_call_what_is_no_network",
+            "test_loading_imports_and_executes_nothing_that_a_card_names",
+            "test_a_network_much_larger_than_its_file_is_not_built",
             "test_loading_never_executes",
             "test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line",
             "test_tensors_that_do_not_fit_are_refused_in_one_line",
@@ -249,11 +263,22 @@ ATTACKS: dict[str, Tests] = {
         "cli/test_audit.py": (
             "test_records_of_a_stranger_are_refused_in_one_line",
             "test_words_of_a_stranger_are_shown_escaped",
+            "test_a_picture_of_any_number_of_clients_and_rounds_is_as_large_as_can_be_seen",
+        ),
+        "cli/test_compare.py": (
+            "test_nothing_is_written_where_a_link_in_the_directory_of_a_stranger_leads",
+            "test_a_pipe_in_the_place_of_a_log_makes_nobody_wait",
+        ),
+        "cli/test_report.py": (
+            "test_a_board_imports_nothing_that_a_stranger_names",
+            "test_what_a_stranger_set_is_one_word_of_a_shell",
+            "test_an_oracle_imports_nothing_that_a_stranger_names",
         ),
     },
     "pictures": {
         "core/test_images.py": (
             "test_what_is_no_picture_is_named_in_one_line",
+            "test_a_pipe_that_takes_the_place_of_a_picture_makes_nobody_wait",
             "test_damaged_bytes_give_pixels_or_one_error",
         ),
         "cli/test_predict.py": (

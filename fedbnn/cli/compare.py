@@ -24,7 +24,7 @@ from fedbnn.errors import ConfigError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
 from fedbnn.report.values import Varied
-from fedbnn.storage import run_dir
+from fedbnn.storage import files, run_dir
 from fedbnn.storage.ledger import EVERY, Ledger, rounds
 from fedbnn.tracking import console
 
@@ -217,7 +217,7 @@ class Pool:
     def run(self, cells: Sequence[Cell], watch: Callable[["Pool"], None]) -> None:
         """Run the cells that are not finished; `watch` is called about twice a second."""
         waiting = [cell for cell in cells if not cell.finished]
-        self.logs.mkdir(parents=True, exist_ok=True)
+        files.folder(self.logs)
         try:
             while waiting or self.running:
                 while waiting and len(self.running) < self.jobs:
@@ -229,7 +229,7 @@ class Pool:
             self._end_all()
 
     def _start(self, cell: Cell) -> None:
-        with self._log(cell).open("ab") as log:
+        with files.appending(self._log(cell)) as log:
             self.running[cell] = Player([cell.words(self.config)], log, log)
 
     def _collect(self) -> None:
@@ -238,8 +238,8 @@ class Pool:
             if (code := player.poll()) is not None:
                 del self.running[cell]
                 if code or not cell.finished:
-                    said = self._log(cell).read_text(errors="replace").strip() or "no word"
-                    self.failures[cell] = code, said.split("\n")[-1].strip()
+                    said = files.read(self._log(cell)).decode(errors="replace").strip()
+                    self.failures[cell] = code, said.split("\n")[-1].strip() or "no word"
 
     def _log(self, cell: Cell) -> Path:
         return self.logs / f"{cell.name}.txt"

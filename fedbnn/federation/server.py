@@ -13,7 +13,6 @@ asks nobody again. Of private clients nothing is announced: they only settle whi
 
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter, process_time
@@ -33,7 +32,7 @@ from fedbnn.methods.fedbnn import FactorAggregator
 from fedbnn.protocol.messages import ANNOUNCE, FitInstruction, FitResult, Update
 from fedbnn.protocol.state import State, content_digest
 
-_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+LONGEST_NAME = 200
 Roll = dict[str, dict[int, Any]]
 
 
@@ -132,7 +131,7 @@ def _announcement(
             return f"announces {update.samples} images, the most is {most}"
         if any(count < 1 for count in update.counts.values()):
             return "announces a class without images"
-        strange = [name for name in update.counts if not _NAME.fullmatch(name)]
+        strange = [name for name in update.counts if not _is_name(name)]
         return f"announces a class that has no name: {strange[0][:60]!r}" if strange else None
 
     return ExpectedUpdate(
@@ -144,6 +143,11 @@ def _announcement(
         known=lambda _update: {},
         announces=True,
     )
+
+
+def _is_name(text: str) -> bool:
+    """Whether a class may be called so: it can be printed, and reads as it is."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def exchanges(

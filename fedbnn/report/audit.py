@@ -18,6 +18,7 @@ from fedbnn.report import style
 
 MARKS = {"refused": ("x", style.VERMILION), "no answer": ("_", style.FAINT)}
 LESS = ("o", style.VERMILION)
+FINEST = 2000
 EXPLAINED = """\
 moved: the client's part of the whole move of the exchange, in the metric of the prior for weights,
 of class means for statistics; parts may add up to more than 100 %: clients pull apart"""
@@ -93,9 +94,10 @@ def rows(found: Sequence[Entry]) -> list[dict[str, object]]:
 
 def by_client(found: Sequence[Entry]) -> list[dict[str, object]]:
     """A line for each client: what it sent and moved in all rounds together."""
-    lines = []
-    for client in sorted({one.client for one in found}):
-        own = [one for one in found if one.client == client]
+    lines, each = [], dict[int, list[Entry]]()
+    for one in found:
+        each.setdefault(one.client, []).append(one)
+    for client, own in sorted(each.items()):
         most = max(own, key=lambda one: one.moved)
         lines.append(
             {
@@ -116,13 +118,15 @@ def by_client(found: Sequence[Entry]) -> list[dict[str, object]]:
 def figure(found: Sequence[Entry]) -> Figure:
     """Clients by rounds: the largest part each had in an exchange; refused and missing are marked.
 
-    A cell is empty where a client was not asked.
+    A cell is empty where a client was not asked. There are no more of them than can be seen: many
+    clients share a row, and many rounds a column.
     """
     clients = sorted({one.client for one in found})
     last, place = max(one.round for one in found), {who: row for row, who in enumerate(clients)}
-    cells = np.full((len(clients), last), np.nan)
+    height, width = min(len(clients), FINEST), min(last, FINEST)
+    cells = np.full((height, width), np.nan)
     for one in found:
-        row, column = place[one.client], one.round - 1
+        row, column = place[one.client] * height // len(clients), (one.round - 1) * width // last
         cells[row, column] = np.nanmax([cells[row, column], one.moved])
     with style.house():
         size = 9, min(9.0, 1.8 + 0.18 * len(clients))

@@ -21,6 +21,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from fedbnn.machine import postponed
+from fedbnn.storage.files import folder, write_atomic
 
 LOOKS = {
     "fedbnn": ("#0072B2", "o"),
@@ -119,12 +120,20 @@ def save(figures: Mapping[str, Figure], directory: Path) -> list[Path]:
     """Write each figure as `directory/name.png` and .pdf; the pictures in the same order."""
     paths = {directory / f"{name}.png": figure for name, figure in figures.items()}
     if paths:
-        directory.mkdir(parents=True, exist_ok=True)
-    with house():
-        for path, figure in paths.items():
-            figure.savefig(path, dpi=150, facecolor="white")
-            figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+        folder(directory)
+    for path, figure in paths.items():
+        write_atomic(path, _drawn(figure, format="png", dpi=150, facecolor="white"))
+        page = _drawn(figure, format="pdf", metadata={"CreationDate": None})
+        write_atomic(path.with_suffix(".pdf"), page)
     return list(paths)
+
+
+def _drawn(figure: Figure, **how: Any) -> bytes:
+    """The bytes of a file with this figure."""
+    written = io.BytesIO()
+    with house():
+        figure.savefig(written, **how)
+    return written.getvalue()
 
 
 def inline_svg(figure: Figure, name: str) -> str:

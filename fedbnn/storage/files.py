@@ -14,10 +14,10 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 
@@ -27,6 +27,8 @@ from fedbnn.protocol.state import Payload
 
 ASIDE, GONE = ".aside-", ".gone-"
 MEMORY, TEXT, DEEPEST = 2**30, 2**28, 32
+KINDS = "a run directory holds files and folders, no links, pipes or devices"
+LARGE, HOLLOW, BLOCK = 2**30, 64, 512
 
 
 class Damaged(ValueError):
@@ -39,7 +41,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
 
     Child processes do not inherit it. Who does not `wait` is refused while somebody else holds it.
     """
-    with open(path, "a+", opener=_in_place) as file:
+    with open(path, "a+", opener=in_place) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
@@ -53,7 +55,7 @@ def locked(path: Path, wait: bool = False) -> Iterator[None]:
         yield
 
 
-def _in_place(path: str, flags: int) -> int:
+def in_place(path: str, flags: int) -> int:
     """For `open`: the regular file that stands under this very name, never what a link names.
 
     Nor is anything written where the same file stands elsewhere, too, under a hard link.
@@ -87,13 +89,21 @@ def below(root: Path, aside: Collection[str] = ("wandb",)) -> Iterator[Path]:
 
 
 def plain(root: Path) -> Path:
-    """The same directory, if there is nothing but files and folders in it, and below it."""
+    """The same directory, if there is nothing but files and folders in it, and below it.
+
+    Nor files that say they are large and are not there: they cost nothing to send, but hours to
+    read.
+    """
     for path in below(root):
-        usual = path.is_file() or path.is_dir()
-        if path.is_symlink() or (path.exists() and not usual):
-            what = "a run directory holds files and folders, no links, pipes or devices"
-            fix = "remove it, or do not trust this directory"
-            raise RunDirectoryError(what, str(path), fix)
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            usual = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+            what = "" if usual else KINDS
+            if found.st_size > LARGE and found.st_size > HOLLOW * BLOCK * found.st_blocks:
+                what = f"a file of {found.st_size / 2**30:,.0f} GB, of which hardly any is there"
+            if what:
+                fix = "remove it, or do not trust this directory"
+                raise RunDirectoryError(what, str(path), fix)
     return root
 
 
@@ -110,13 +120,13 @@ def writing(where: Path) -> Iterator[None]:
 
 def digest(path: Path) -> str:
     """sha256 of a file, in hex."""
-    with open(path, "rb", opener=_in_place) as file:
+    with open(path, "rb", opener=in_place) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read(path: Path, most: int | None = None) -> bytes:
     """All of a file, which may not have more than so many bytes."""
-    with open(path, "rb", opener=_in_place) as file:
+    with open(path, "rb", opener=in_place) as file:
         if most is not None and os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
         return file.read()
@@ -133,10 +143,28 @@ def sync(path: Path) -> None:
 
 def write(path: Path, payload: bytes, mode: Literal["wb", "ab"] = "wb") -> None:
     """Write a file, or add to it; when this returns, that survives a power cut."""
-    with writing(path), open(path, mode, opener=_in_place) as file:
+    with writing(path), open(path, mode, opener=in_place) as file:
         file.write(payload)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """A file that somebody may add to; nothing is written where a link leads."""
+    with ExitStack() as stack:
+        with writing(path):
+            file = stack.enter_context(open(path, "ab", opener=in_place))
+        yield file
+
+
+def folder(path: Path) -> Path:
+    """The directory of this name, made if it is not there; never one that a link leads to."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "a link in the place of a directory", str(path))
+    return path
 
 
 def write_atomic(path: Path, payload: bytes, writer: str = "") -> None:

@@ -64,6 +64,18 @@ def test_refused_down_weighted_and_missing_are_told_apart() -> None:
     assert marks == ["refused", "no answer", "down-weighted"]
 
 
+def test_a_picture_of_any_number_of_clients_and_rounds_is_as_large_as_can_be_seen() -> None:
+    """Those of a stranger, too, who may name as many as a file holds."""
+    many = [audit.Entry(number, number, "train", trust=1.0, moved=1.0) for number in range(1, 5001)]
+    axes = audit.figure(many).axes[0]
+    [shown] = axes.images
+    cells = shown.get_array()
+    assert cells is not None
+    assert cells.shape == (audit.FINEST, audit.FINEST)
+    assert cells.diagonal().all()
+    assert (*axes.get_xlim(), *axes.get_ylim()) == (0.5, 5000.5, 4999.5, -0.5)
+
+
 STRANGE = {
     "no audit": {"round": 1, "clients": [1]},
     "another round": {**RECORD, "round": 10**12},

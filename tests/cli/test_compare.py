@@ -1,6 +1,7 @@
 """`fedbnn compare`: a grid of runs that can be stopped, continued, and has tables at its end."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -108,6 +109,37 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
         "fedbnn-s0",
         "fedbnn-s1",
     ]
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("logs", 4),
+        ("logs/fedavg-s0.txt", 4),
+        ("figures", 4),
+        ("figures/focus_on_now.png", 0),
+        ("figures/focus_on_now.pdf", 0),
+    ],
+)
+def test_nothing_is_written_where_a_link_in_the_directory_of_a_stranger_leads(
+    home: Path, place: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "precious").mkdir()
+    target = home / "precious" / "file" if Path(place).suffix else home / "precious"
+    link = home / "grid" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    assert compare("--methods fedavg --seeds 0 --out grid") == code
+    assert not list((home / "precious").iterdir())
+    assert capsys.readouterr().err.count("\n") == bool(code)
+
+
+@pytest.mark.usefixtures("stand_ins", "undrawn")
+def test_a_pipe_in_the_place_of_a_log_makes_nobody_wait(home: Path) -> None:
+    (home / "grid" / "logs").mkdir(parents=True)
+    os.mkfifo(home / "grid" / "logs" / "fedavg-s0.txt")
+    assert compare("--methods fedavg --seeds 0 --out grid") == 4
 
 
 @pytest.mark.usefixtures("undrawn")

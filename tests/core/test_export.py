@@ -342,6 +342,24 @@ def test_a_card_that_does_not_fit_its_tensors_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"name": "mlp", "hidden": [1] * 5000},
+        {"name": "mlp", "hidden": [10**4, 10**4]},
+        {"name": "torchvision.models:resnet50", "options": {"width_per_group": 1024}},
+    ],
+    ids=["deep", "wide", "of a library"],
+)
+def test_a_network_much_larger_than_its_file_is_not_built(
+    tmp_path: Path, network: dict[str, Any]
+) -> None:
+    plain_model(tmp_path)
+    forged(tmp_path, network=network)
+    with pytest.raises(RunDirectoryError, match="its network is larger than model"):
+        load(tmp_path)
+
+
 NEEDED = "prototypes.loc"
 FORGED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "not a number": lambda sites: {**sites, NEEDED: sites[NEEDED] * torch.nan},

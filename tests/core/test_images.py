@@ -5,6 +5,7 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,25 @@ def large(path: Path) -> None:
     Image.new("1", (images.MOST_PIXELS // 1024 + 1, 1024)).save(path)
 
 
-WRONG = {
+def scans(path: Path, count: int = 300) -> None:
+    """A small progressive JPEG that repeats its last scan."""
+    Image.new("L", (64, 64), 128).save(path, "JPEG", progressive=True)
+    content = path.read_bytes()
+    last = content.rindex(b"\xff\xda")
+    path.write_bytes(content[:last] + count * content[last:-2] + b"\xff\xd9")
+
+
+def tile(path: Path) -> None:
+    """A TIFF of 64 pixels that are cut from a tile of 2^28."""
+    packed = zlib.compressobj()
+    data = b"".join(packed.compress(bytes(2**20)) for _ in range(256)) + packed.flush()
+    sizes = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: 2**14, 323: 2**14}
+    tags = {**sizes, 324: 8 + 2 + 10 * 12 + 4, 325: len(data)}
+    fields = b"".join(struct.pack("<HHLL", tag, 4, 1, value) for tag, value in tags.items())
+    path.write_bytes(struct.pack("<2sHLH", b"II", 42, 8, 10) + fields + bytes(4) + data)
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe.png": (os.mkfifo, "it is not a regular file"),
     "folder.png": (Path.mkdir, "it is not a regular file"),
     "text.png": (lambda path: path.write_text("not a picture"), "cannot identify"),
@@ -98,6 +117,8 @@ WRONG = {
     "cut.png": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n"), "picture cannot be read"),
     "bomb.png": (bomb, "pixels"),
     "large.png": (large, "more than 67,108,864 pixels"),
+    "scans.jpg": (scans, "more than 100 scans"),
+    "tile.tiff": (tile, "more than 67,108,864 pixels"),
     "drawing.png": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n"), "cannot identify"),
     "netpbm.png": (lambda path: path.write_bytes(b"P5 1 1 255 x"), "cannot identify"),
     "float.tiff": (lambda path: Image.new("F", (3, 3), 0.5).save(path), "more than 16 bits"),
@@ -115,6 +136,25 @@ def test_what_is_no_picture_is_named_in_one_line(name: str, tmp_path: Path) -> N
     assert time.process_time() - started < 2
     assert caught.value.where == str(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_scans_are_counted_to_the_end_of_the_picture(tmp_path: Path) -> None:
+    """Not in a thumbnail that it holds, nor in what a camera writes behind it."""
+    for count, behind in ((90, b""), (1, 200 * b"\xff\xda\0\x08")):
+        scans(tmp_path / "x.jpg", count)
+        whole = (tmp_path / "x.jpg").read_bytes()
+        thumbnail = b"\xff\xe1\x01\x00" + (50 * b"\xff\xda\0\x08\0")[:254]
+        (tmp_path / "x.jpg").write_bytes(whole[:2] + thumbnail + whole[2:] + behind)
+        assert abs(int(decode(tmp_path / "x.jpg", 1).mean()) - 128) < 2
+
+
+def test_a_pipe_that_takes_the_place_of_a_picture_makes_nobody_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "x.png")
+    monkeypatch.setattr(Path, "is_file", lambda _: True)
+    with pytest.raises(DataError, match="not a regular file"):
+        decode(tmp_path / "x.png", 1)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from fedbnn.defense.gate import Candidates, Gate
 from fedbnn.errors import Exit, FederationError
-from fedbnn.protocol.messages import Failure, FitResult, Update, read_update
+from fedbnn.federation import server
+from fedbnn.protocol.messages import ANNOUNCE, Failure, FitResult, Update, read_update
 from fedbnn.storage.files import Rejected, Spool
 from tests.defense.conftest import CALL, FEATURES, Open, having, honest, reason_of, reply
 
@@ -142,6 +145,16 @@ def test_fewer_images_than_the_roll_call_said_are_fine_only_where_memories_chang
     one = honest(0, samples=6, counts={"cat": 6}, tensors=row)
     assert reason_of(candidates(), one) == "claims 6 images, the announcement said 10"
     assert candidates(replace(CALL, forgets=True)).admit(reply(fewer))
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "left\u202eright", "\udc80", "a\x9b31m", "b" * 201])
+def test_a_class_that_no_page_can_print_is_announced_by_nobody(candidates: Open, name: str) -> None:
+    said = Update("run-1", 7, ANNOUNCE, 0, "digest", 6, {name: 6}, {})
+    federation: Any = SimpleNamespace(stream=SimpleNamespace(held=20))
+    opened = candidates(server._announcement(federation, ("run-1", 7, ANNOUNCE, "digest"), [0]))
+    assert reason_of(opened, said) == f"announces a class that has no name: {name[:60]!r}"
+    usual = candidates(server._announcement(federation, ("run-1", 7, ANNOUNCE, "digest"), [0]))
+    assert reason_of(usual, replace(said, counts={"Käfer 1": 6})) is None
 
 
 def test_a_client_without_rows_says_only_how_many_images(candidates: Open) -> None:

@@ -150,6 +150,18 @@ def test_a_file_that_is_far_too_large_is_not_read(
     assert told(command)[0] == 4
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["more.bin", "model.safetensors", "state/round-000004/more"])
+def test_a_file_that_is_hardly_there_is_not_read(
+    run_dir: Path, told: Told, name: str, command: str
+) -> None:
+    """Eight terabytes that take no room: only reading them does, hours of it."""
+    with (run_dir / name).open("ab") as file:
+        file.truncate(2**43)
+    code, said = told(command)
+    assert (code, "8,192 GB, of which hardly any is there" in said) == (4, True)
+
+
 def spoil(path: Path) -> None:
     """One bit in the middle."""
     content = bytearray(path.read_bytes())

@@ -60,6 +60,19 @@ def no_number(client: int) -> None:
     say(["result", client, {**WORK, "loss": float("nan")}, 2, None], b"ok")
 
 
+def endless_seconds(client: int) -> None:
+    """Two of these are infinite, and no results can be made of that."""
+    say(["result", client, {**WORK, "inner": 1.7e308}, 2, None], b"ok")
+
+
+def endless_loss(client: int) -> None:
+    say(["result", client, {**WORK, "loss": -1.7e308}, 2, None], b"ok")
+
+
+def done_before_it_began(client: int) -> None:
+    say(["result", client, {**WORK, "seconds": -1.0}, 2, None], b"ok")
+
+
 def negative_size(client: int) -> None:
     say(["result", client, WORK, -2, None], b"ok")
 

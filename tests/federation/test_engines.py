@@ -207,8 +207,22 @@ SECRETS = {
     **dict.fromkeys(("SSH_AUTH_SOCK", "NETRC_COOKIE", "AZURE_CLIENT_ID"), "canary"),
     "HTTPS_PROXY": "http://user:canary@proxy:3128",
     "CERTIFICATE": "-----BEGIN EC PRIVATE canary",
+    **dict.fromkeys(("MYSQL_PWD", "GH_PAT", "SENTRY_DSN", "CI_JWT", "SLACK_WEBHOOK_URL"), "canary"),
+    "MIRROR": "https://canary@mirror.example/simple",
+    "STORAGE": "Protocol=https;AccountKey=canary",
+    "SHARED": "https://files.example/a?sv=1&sig=canary",
+    "HEADER": f"bearer ghp_canary{'x' * 30}",
+    "MODELS": f"hf_canary{'x' * 28}",
+    "SESSION": "eyJhbGciOiJub25l.eyJjYW5hcnkiOjF9.canary",
 }
-HARMLESS = {"LD_LIBRARY_PATH": "/lib/canary", "HTTP_PROXY": "http://canary:3128", "LANG": "canary"}
+HARMLESS = {
+    "LD_LIBRARY_PATH": "/lib/canary",
+    "HTTP_PROXY": "http://canary:3128",
+    "LANG": "canary",
+    "PWD": "/canary",
+    "PATH": "/bin:/canary",
+    "HF_HOME": "/data/hf_cache_of_all_models_canary",
+}
 
 
 def test_workers_see_no_secret_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
-from math import inf, isfinite
+from math import inf
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from threading import Event, Thread
@@ -36,11 +36,18 @@ from fedbnn.federation.engines import Answer, Private, worker
 from fedbnn.protocol.messages import Failure, FitResult
 
 START_SECONDS, WATCH_SECONDS, STARTS = 300.0, 0.1, 2
-MAX_HEAD = 2**16
+MAX_HEAD, MOST_SAID = 2**16, 1e18
 FIX = "engine: serial shows the whole error"
 BABBLE = "its worker broke the protocol"
-SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|^(AWS|AZURE|GOOGLE|GCP)_")
-SECRET_VALUE = re.compile("://[^/@]+:[^/@]+@|-----BEGIN ")
+SECRET_NAME = re.compile(
+    "KEY|TOKEN|SECRET|PASS|CRED|AUTH|COOKIE|JWT|WEBHOOK|_PWD$|(^|_)(PAT|DSN)$"
+    "|^(AWS|AZURE|GOOGLE|GCP)_"
+)
+SECRET_VALUE = re.compile(
+    r"://[^/@\s]+@|-----BEGIN |(?i:password|accountkey|secret|token|[?&]sig)="
+    r"|\b(gh[a-z]_\w{20}|github_pat_|glpat-|hf_[A-Za-z0-9]{30}|sk-[\w-]{32}|xox[a-z]-|AKIA[A-Z0-9]{16})"
+    r"|\beyJ[\w-]+\.eyJ"
+)
 
 
 class Gone(Exception):
@@ -271,10 +278,14 @@ class Peer:
 
 
 def measured(said: dict[str, Any]) -> tuple[float, float, dict[str, float]] | None:
-    """Seconds, those of computing, and what training looked like; None unless all are numbers."""
+    """Seconds, those of computing, and what training looked like; None unless all are numbers.
+
+    They are no larger than that means of them stay finite, and no time is negative.
+    """
     match said:
         case {"seconds": float(seconds), "inner": float(inner), **train}:
-            if all(type(one) is float and isfinite(one) for one in said.values()):
+            numbers = all(type(one) is float and abs(one) <= MOST_SAID for one in said.values())
+            if numbers and min(seconds, inner) >= 0:
                 return seconds, inner, train
     return None
 
@@ -291,5 +302,5 @@ def environment() -> dict[str, str]:
 
 
 def secret(name: str, value: str) -> bool:
-    """Whether a variable is a key, a token or a password by its name, or an address with one."""
+    """Whether a variable is a key, a token or a password by its name, or holds one by its look."""
     return bool(SECRET_NAME.search(name.upper()) or SECRET_VALUE.search(value))
