@@ -237,6 +237,19 @@ def test_what_no_map_says_of_a_class_moves_with_the_backbone_while_it_is_away() 
     torch.testing.assert_close(second["anchor.residual"][[0, 2]], wanted[[0, 2]])
 
 
+def test_what_the_map_left_over_before_counts_with_the_part_that_is_remembered() -> None:
+    """Of a class with 30 images in each of three rounds: (r / 4 + r' / 2 + r'') / (7 / 4)."""
+    source, still = torch.Generator().manual_seed(2), torch.zeros(30, 4).double()
+    anchored, rests = Anchored.of(State({}, NAMES[:1]), 4), []
+    for _ in range(3):
+        now = torch.randn(30, 4, generator=source, dtype=torch.float64)
+        anchored = anchored.after(sums_of(still, still, now), memory=0.5, ridge=1e9)
+        rests.append(now.mean(0) - anchored.drift[-1])
+    assert anchored.recent.tolist() == [30 * 1.75]
+    carried = (rests[0] / 4 + rests[1] / 2 + rests[2]) / 1.75
+    torch.testing.assert_close(anchored.residual[0], carried, rtol=1e-6, atol=1e-8)
+
+
 def test_what_the_map_leaves_over_makes_classes_wider() -> None:
     """W_d^T S W_d + v E, from the images: features of now have noise that the anchor's have not."""
     features, labels = world(7)

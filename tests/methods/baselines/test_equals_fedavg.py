@@ -7,6 +7,7 @@ from fedbnn.methods.fedavg import FedAvg, FedProx
 from fedbnn.methods.importance import EWC, MAS
 from fedbnn.methods.lwf import LwF
 from fedbnn.methods.scaffold import Scaffold
+from fedbnn.networks import MLP, Classifier
 from lightning_modules.client_trainer import LocalTraining
 
 OFF = [
@@ -45,3 +46,14 @@ def test_rows_of_absent_classes_are_unchanged_bit_for_bit(method, scope, toy, pl
     old = states[1].index(("toy/0", "toy/1"))
     assert torch.equal(states[1]["prototypes"][old], states[-1]["prototypes"][old])
     assert not torch.equal(states[2]["prototypes"], states[-1]["prototypes"])
+
+
+def test_the_pull_of_fedprox_is_mu_times_the_way_from_where_it_began() -> None:
+    network = Classifier(MLP((1, 4, 4), (8,)), 2)
+    terms = FedProx(mu=0.3).objective(None, network)
+    for weight in network.parameters():
+        weight.data += 0.1
+        weight.grad = torch.zeros_like(weight)
+    terms.correct(network, lr=0.01)
+    for weight in network.parameters():
+        torch.testing.assert_close(weight.grad, torch.full_like(weight, 0.03))

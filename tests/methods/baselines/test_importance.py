@@ -127,6 +127,28 @@ def test_stiffness_is_the_curvature_of_the_penalty(method, factor, toy) -> None:
         assert torch.equal(anchor, torch.full_like(anchor, 2.0))
 
 
+@pytest.mark.parametrize("method", [EWC(draws=None), MAS()])
+def test_a_client_sends_means_over_its_images(method, toy) -> None:
+    """EWC of the softmax over the classes it holds, MAS of the logits of all that were trained."""
+    images, backbone = toy().train(1, 0), MLP((1, 4, 4), (8,))
+    layout, classes, rows = layout_of(backbone), ("toy/0", "toy/1", "toy/2"), torch.randn(3, 9)
+    samples = torch.ones(3, dtype=torch.float64)
+    state = State({"prototypes": rows, "prototypes.samples": samples}, classes)
+    instruction, held = FitInstruction("r", 1, "importance", state), classes[:2]
+    assignment = Assignment(instruction, layout, 0, held, images, None)
+    narrow = layout.classifier(backbone, rows[:2])
+    pixels = images.preprocess.normalise(images.pixels)
+    if isinstance(method, EWC):
+        wanted, met = fisher_sum(narrow, pixels, None), 2
+    else:
+        wanted, met = sensitivity_sum(layout.classifier(backbone, rows), pixels), 3
+    found = method.consolidation.measure(assignment, narrow)
+    parts = layout.from_parameters({name: one / len(images) for name, one in wanted.items()})
+    torch.testing.assert_close(found["backbone"], parts["backbone"])
+    torch.testing.assert_close(found["prototypes"][:met], parts["prototypes"])
+    assert not found["prototypes"][met:].any()
+
+
 @pytest.mark.parametrize("kind", [EWC, MAS])
 def test_consolidation_happens_at_task_ends_in_a_second_exchange(kind, toy, played) -> None:
     run = played(kind(), toy())
