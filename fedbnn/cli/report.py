@@ -26,8 +26,6 @@ from fedbnn.storage import ledger, run_dir
 from fedbnn.storage.run_dir import flat
 from fedbnn.tracking import console
 
-FEW = 4
-"""A run keeps three rounds by itself: as many are no picture of a run that has more."""
 TRAINING = ("trainer", "track", "engine", "beside")
 """Settings that an oracle has no need of; some of them name classes to import."""
 
@@ -70,10 +68,6 @@ def oracle(directory: Path, data_dir: str | None, trust: bool = False) -> Path:
     if isinstance(made.head, ExactHead):
         what = "its class posteriors are over features that never move: they forget nothing"
         raise RunDirectoryError(what, str(directory), "look at a run with another head")
-    if len(numbers) < min(FEW, made.stream.rounds):
-        what = f"{len(numbers)} of {made.stream.rounds} rounds are kept: too few to draw"
-        fix = f"train it with --ledger.keep_rounds {made.stream.rounds}"
-        raise RunDirectoryError(what, str(directory), fix)
     parts = made.stream, made.backbone, made.layout, made.head, made.evaluation
     look = Oracle(*parts, int(made.config["seed"]))
     shown = track(numbers, "rounds", console=Console(stderr=True), disable=not sys.stderr.isatty())
@@ -84,6 +78,9 @@ def oracle(directory: Path, data_dir: str | None, trust: bool = False) -> Path:
     written = directory / "oracle.json", picture, picture.with_suffix(".pdf")
     run_dir.sealed_again(directory, written)
     console.rows("accuracy in %: head of the run, and oracle", found)
+    if len(numbers) < made.stream.rounds:
+        kept = f"{len(numbers)} of {made.stream.rounds} rounds are kept"
+        print(f"{kept}; --ledger.keep_rounds {made.stream.rounds} keeps all of a run")
     return picture
 
 

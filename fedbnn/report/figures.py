@@ -26,6 +26,8 @@ Lines = Mapping[str, Sequence[Cell]]
 Looks = Mapping[str, Mapping[str, Any]]
 BINNED = ("confidence", "accuracy")
 TRAINED = {"loss": "Training loss", "kl": "KL to the prior"}
+ORACLE, SPARSE = "oracle: all images so far, now", 12
+"""An oracle, and how few rounds are told apart by a mark each."""
 ACROSS = 5
 """Accuracy matrices of several methods stand so many in a row."""
 ENOUGH = 5
@@ -93,8 +95,9 @@ def oracle(rows: Sequence[Mapping[str, float]]) -> Figure:
         for axes, regime in zip(figure.subplots(1, 2, sharey=True), REGIMES, strict=True):
             ours, best = ([row[f"{name} {regime}"] for row in rows] for name in HEADS)
             axes.fill_between(rounds, ours, best, color=style.FAINT, alpha=0.25, linewidth=0)
-            axes.plot(rounds, best, color=style.GREEN, label="oracle: all images so far, now")
-            axes.plot(rounds, ours, color=style.BLUE, label="head of the run")
+            mark = "o" if len(rounds) < SPARSE else None
+            axes.plot(rounds, best, color=style.GREEN, marker=mark, label=ORACLE)
+            axes.plot(rounds, ours, color=style.BLUE, marker=mark, label="head of the run")
             style.percent_axis(axes, SPOKEN[regime], "round")
             style.by_round(axes)
         return style.settled(style.legend_below(figure))

@@ -113,8 +113,8 @@ def test_an_oracle_has_no_need_of_callbacks_and_loggers(
     named = {"trainer": {"callbacks": "trap.Net"}, "track": {"logger": {"class_path": "trap.Net"}}}
     config = {**yaml.read(finished / "config.yaml"), **named}
     (home / "run" / "config.yaml").write_text(yaml.dump(config))
-    assert fedbnn("report", "run", "--oracle") == 4
-    assert "3 of 4 rounds are kept" in capsys.readouterr().err
+    assert fedbnn("report", "run", "--oracle") == 0
+    assert "3 of 4 rounds are kept" in capsys.readouterr().out
     assert not (home / "executed").exists()
 
 
@@ -135,13 +135,16 @@ def test_the_oracle_is_drawn_beside_the_head_of_every_kept_round(
     assert changed(home / "kept") == []
 
 
-def test_too_few_rounds_for_an_oracle_are_one_line(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_as_it_comes_shows_an_oracle_of_the_rounds_it_has_kept(
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fedbnn("report", finished, "--oracle") != 0
-    told = capsys.readouterr().err.strip()
-    assert "3 of 4 rounds are kept" in told
-    assert "--ledger.keep_rounds 4" in told
+    """Any finished run can be looked at: the newest rounds, and how all of them are kept."""
+    assert fedbnn("train", "--config", "tiny.yaml", "--run_dir", "plain") == 0
+    assert fedbnn("report", "plain", "--oracle") == 0
+    assert "3 of 4 rounds are kept; --ledger.keep_rounds 4 keeps all" in capsys.readouterr().out
+    rows = json.loads((home / "plain" / "oracle.json").read_text())
+    assert [row["round"] for row in rows] == [2, 3, 4]
 
 
 @pytest.mark.usefixtures("undrawn")
