@@ -128,7 +128,10 @@ def _trained(run: Results, name: str) -> list[float | None]:
 
 
 def _draw_curves(axes: Axes, curves: Mapping[str, Curves], looks: Looks, line: str = "-") -> None:
-    """Each method's mean over its seeds, and its band, at the rounds that all of them have."""
+    """Each method's mean over its seeds, and its band, at the rounds that all of them have.
+
+    Bands of many methods are fainter: they lie on each other.
+    """
     for place, method in enumerate(curves):
         table, look = np.array(curves[method], dtype=float), looks[method]
         known = np.isfinite(table).all(axis=0)
@@ -138,7 +141,8 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Curves], looks: Looks, line: s
         axes.plot(rounds, mean, label=method, linestyle=line, **marks, **look)
         if len(table) > 1:
             wide = table[:, known].std(axis=0, ddof=1)
-            band: Any = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+            faint = min(0.18, 0.7 / len(curves))
+            band: Any = {"color": look["color"], "alpha": faint, "linewidth": 0}
             axes.fill_between(rounds, mean - wide, mean + wide, **band)
 
 

@@ -160,6 +160,20 @@ def test_a_comparison_has_all_its_figures(grid, lines, tmp_path) -> None:
     assert len(style.save(drawn, tmp_path)) == len(GRID)
 
 
+def test_bands_of_many_methods_leave_each_other_visible() -> None:
+    """Where all of them lie on each other, half of what is below shows through at least."""
+    curves, seen = [[1.0, 2.0], [3.0, 4.0]], {}
+    for many in (2, 4, 10):
+        axes = Figure().subplots()
+        named = {f"method {place}": curves for place in range(many)}
+        figures._draw_curves(axes, named, style.looks(named))
+        bands = [band.get_alpha() for band in axes.collections]
+        seen[many] = math.prod(1 - alpha for alpha in bands)
+        assert len(bands) == many
+    assert seen[2] == pytest.approx(0.82**2)
+    assert min(seen.values()) > 0.45
+
+
 def test_one_seed_has_no_band_and_a_sweep_has_a_point_per_value(grid) -> None:
     single = [grid[0], grid[3]]
     figure = alone("focus_on_now", single)
