@@ -82,7 +82,7 @@ def surprise(runs: Runs) -> Figure | None:
     curves = {name: [run["surprise"] for run in mine] for name, mine in by_method(told).items()}
     _draw_curves(axes, curves, _looks(runs))
     axes.set(title="Drift without labels: the images of the next round", ylabel="mean entropy")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.dataLim.ymax)
     _draw_tasks(strip, runs)
     return style.legend_below(figure)
 
