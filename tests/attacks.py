@@ -267,6 +267,7 @@ ATTACKS: dict[str, Tests] = {
         ),
         "cli/test_compare.py": (
             "test_nothing_is_written_where_a_link_in_the_directory_of_a_stranger_leads",
+            "test_nor_where_one_in_the_place_of_a_part_of_a_sweep_leads",
             "test_a_pipe_in_the_place_of_a_log_makes_nobody_wait",
         ),
         "cli/test_report.py": (

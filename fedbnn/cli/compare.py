@@ -20,7 +20,7 @@ from fedbnn.cli.compose import compose
 from fedbnn.cli.main import Arguments, flags, numbers, pair, words
 from fedbnn.cli.train import Stopped, owned, parse
 from fedbnn.config import own
-from fedbnn.errors import ConfigError
+from fedbnn.errors import ConfigError, RunDirectoryError
 from fedbnn.federation.experiment import MAY_DIFFER
 from fedbnn.report import page, tables
 from fedbnn.report.values import Varied
@@ -190,6 +190,9 @@ def _checked(cells: Sequence[Cell], config: Sequence[str]) -> list[Cell]:
     """
     configured = [(cell, parse(cell.words(config))) for cell in cells]
     for cell, parsed in configured:
+        if cell.directory.is_symlink() and not cell.finished:
+            fix = "remove it; only finished runs may be elsewhere"
+            raise RunDirectoryError("a link in the place of a run", str(cell.directory), fix)
         if not can_fork():
             own.refuse_program(parsed.values, "a run in a process of its own")
         if cell.finished:
@@ -297,7 +300,7 @@ def _write(done: Sequence[Cell], sweep: Sweep | None, directory: Path, title: st
         for value in sweep.values:
             said = f"{sweep.key}={value}"
             if mine := [cell.directory for cell in done if sweep.of(cell) in (value, None)]:
-                page.write(mine, directory / said, f"{title}, {said}")
+                page.write(mine, files.folder(directory / said), f"{title}, {said}")
         varied = Varied(sweep.key, [sweep.of(cell) for cell in done])
         title = f"{title}, {sweep.key} = {', '.join(sweep.values)}"
         written = page.write(run_dirs, directory, title, sweep=varied)

@@ -97,10 +97,14 @@ class ClassMeans:
     def of(
         cls, classes: Sequence[str], counts: Tensor, sums: Tensor, squares: Tensor
     ) -> "ClassMeans":
-        """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C)."""
+        """From n_c, s_c and the diagonal of M: S = (tr M - sum_c |s_c|^2 / n_c) / (n - C).
+
+        No less than what float32 rounds away: where a network sees the same in all images, that is
+        all there is.
+        """
         sums, squares = sums.view(len(sums), -1, sums.shape[-1]), squares.view(-1, sums.shape[-1])
-        mean = sums / counts.clamp_min(1)[:, None, None]
-        scatter = squares.sum(1) - (mean * sums).sum((0, 2))
+        mean, whole = sums / counts.clamp_min(1)[:, None, None], squares.sum(1)
+        scatter = torch.maximum(whole - (mean * sums).sum((0, 2)), ROUNDING * whole)
         freedom = float(counts.sum()) - len(classes)
         return cls(tuple(classes), mean, counts, scatter / freedom if freedom > 0 else 0 * scatter)
 

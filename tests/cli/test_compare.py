@@ -115,6 +115,7 @@ def test_one_failed_run_is_reported_and_does_not_sink_the_others(
 @pytest.mark.parametrize(
     ("place", "code"),
     [
+        ("fedavg-s0", 4),
         ("logs", 4),
         ("logs/fedavg-s0.txt", 4),
         ("figures", 4),
@@ -133,6 +134,16 @@ def test_nothing_is_written_where_a_link_in_the_directory_of_a_stranger_leads(
     assert compare("--methods fedavg --seeds 0 --out grid") == code
     assert not list((home / "precious").iterdir())
     assert capsys.readouterr().err.count("\n") == bool(code)
+
+
+@pytest.mark.usefixtures("stand_ins", "undrawn")
+def test_nor_where_one_in_the_place_of_a_part_of_a_sweep_leads(home: Path) -> None:
+    (home / "precious").mkdir()
+    (home / "grid").mkdir()
+    (home / "grid" / "client.epochs=1").symlink_to(home / "precious")
+    sweep = "--methods fedavg --seeds 0 --out grid --sweep client.epochs=1,2"
+    assert compare(sweep) == 4
+    assert not list((home / "precious").iterdir())
 
 
 @pytest.mark.usefixtures("stand_ins", "undrawn")

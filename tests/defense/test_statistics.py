@@ -394,6 +394,28 @@ def test_one_liar_of_three_makes_nobody_else_look_far(tmp_path: Path, lie: float
     assert max(far for far, _ in played.aggregator.apart(state, updates[1:]).values()) < 1
 
 
+@pytest.mark.parametrize("more", [0.0, 1e-3, 1e-2])
+def test_where_a_network_sees_the_same_in_all_images_rounding_is_no_distance(more: float) -> None:
+    """And one image of one client a little else; who sees all by a fifth larger stands out."""
+
+    def rounded(client: int, by: float = 0.7) -> checks.ClassMeans:
+        source = torch.Generator().manual_seed(client)
+        labels = torch.randint(0, 3, (60 + 7 * client,), generator=source)
+        seen = torch.linspace(0.1, by, wide).double().expand(len(labels), -1).clone()
+        seen[:1] *= 1 + more * (client == 3)
+        sums = torch.zeros(3, wide).double().index_add_(0, labels, seen)
+        tensors = {SUM: sums.float(), "exact.factor": factor(seen).float()}
+        counts = dict(zip(NAMES, labels.bincount().tolist(), strict=True))
+        said = Update("run", 1, "statistics", client, "", len(labels), counts, tensors)
+        return ExactAggregator(HEAD, wide)._means(said)
+
+    wide = 200
+    clients = {client: rounded(client) for client in range(10)}
+    assert max(far for far, _ in checks.apart_in_means(clients).values()) < 1
+    far = checks.apart_in_means({**clients, 9: rounded(9, by=0.9)})
+    assert [client for client, (one, _) in far.items() if one > 2] == [9]
+
+
 Means = checks.ClassMeans
 
 
