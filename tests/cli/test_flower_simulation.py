@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbnn.federation.engines.flower.loopback import descendants, until
-from tests.cli.command import command, environment, final, process, started
+from tests.cli.command import ROOT, command, environment, final, process, started
 
 pytest.importorskip("ray", reason='needs Flower: pip install -c constraints.txt ".[flower]"')
 
@@ -54,4 +54,16 @@ def test_a_simulated_run_that_is_stopped_leaves_nothing_behind_and_goes_on(home:
     assert len(session) > 2
     until("their end", lambda: not [pid for pid in session if Path(f"/proc/{pid}").exists()], 60)
     assert process(home, "--resume", "ray", "--engine", "serial").returncode == 0
+    assert final(home / "ray") == final(home / "serial")
+
+
+def test_parts_of_ones_own_in_the_folder_of_a_run_are_found_by_simulated_sites(home: Path) -> None:
+    """A network, a method and data by import path: the bytes of serial."""
+    (home / "mine.py").write_text((ROOT / "tests" / "cli" / "own_parts.py").read_text())
+    own = ("--network", "mine:Tiny", "--method", "mine:Mine", "--stream.sources", "mine:Digits")
+    alone = process(home, "--config", "tiny.yaml", "--run_dir", "serial", *own)
+    assert alone.returncode == 0, alone.stderr
+    with on_ray(home, "--run_dir", "ray", "--engine.cpus", "0.5", *own) as running:
+        said, _ = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, said
     assert final(home / "ray") == final(home / "serial")

@@ -13,7 +13,7 @@ import fedbnn as package
 from datamodules.sources import DatasetRegistry
 from fedbnn.errors import DataError, RunDirectoryError
 from tests.cli.command import fedbnn, final
-from tests.cli.own_parts import Tiny
+from tests.cli.own_parts import Interrupting, Tiny
 
 HERE = "tests.cli.own_parts"
 ALL = (
@@ -37,13 +37,18 @@ def test_everything_of_ones_own_gives_the_same_bytes_in_workers(home: Path) -> N
     assert final(train(home, "processes", *ALL, "--engine", "processes")) == final(serial)
 
 
-def test_everything_of_ones_own_can_be_resumed_and_predicts(
-    home: Path, capsys: pytest.CaptureFixture[str]
+def test_everything_of_ones_own_goes_on_after_ctrl_c_and_predicts(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serial = train(home, "serial", *ALL)
     results = json.loads((serial / "results.json").read_text())
     assert results["method"] == f"{HERE}:Mine"
-    assert fedbnn("train", "--resume", serial) == 0
+    begun = ("--config", "tiny.yaml", "--run_dir", "cut", "--stream.data_dir", "data", *ALL)
+    monkeypatch.setattr(Interrupting, "fits", 0)
+    assert fedbnn("train", *begun, f"--trainer.callbacks={HERE}.Interrupting") == 130
+    assert not (home / "cut" / "results.json").exists()
+    assert fedbnn("train", "--resume", home / "cut", "--trainer.callbacks=null") == 0
+    assert final(home / "cut") == final(serial)
     Image.new("L", (20, 30)).save(home / "black.png")
     capsys.readouterr()
     assert fedbnn("predict", serial, home / "black.png", "--json") == 0
